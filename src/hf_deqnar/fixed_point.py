@@ -1,0 +1,384 @@
+"""Finding z = f(z) for every row of a batch.
+
+`solve` owns what all solvers share: counting evaluations, masking, residuals, letting converged rows leave, the best
+iterate, and the guards against divergence. A solver is one function that looks at the recent steps
+
+    s_i = z_{i+1} − z_i,   y_i = g_{i+1} − g_i,   g(z) = f(z) − z
+
+and returns the weights γ of the next proposal
+
+    z ← z + τ·g(z) − Σ_i γ_i·(s_i + τ·y_i).
+
+Picard has γ = 0; Anderson and Broyden are two ways to choose γ so that the next residual is small. Nothing here knows
+about text: any function on tensors whose first dimension is rows will do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# A residual this many times above the best one seen means that the step was bad, not merely unlucky.
+GROWTH_LIMIT = 4.0
+# Each bad step of a row multiplies its ridge by this much; after RIDGE_RAISES of them the row falls back to Picard.
+RIDGE_FACTOR = 1e3
+RIDGE_RAISES = 2
+
+
+@dataclass
+class Step:
+    """One evaluation of a trajectory: which rows took part, f(z) there, and their residuals."""
+
+    rows: Tensor
+    value: Tensor
+    residual: Tensor
+
+
+@dataclass
+class FixedPoint:
+    """What `solve` found, row by row.
+
+    Attributes:
+        state: the iterate z with the smallest residual.
+        value: f(state), known from the solve at no further cost. This is what a model reads its answer from: after one
+            evaluation it is f(initial), and in the equilibrium it equals `state`.
+        residual: ‖f(z) − z‖ / ‖f(z)‖ at `state`, over unmasked positions.
+        nfe: how many evaluations of f the row took part in.
+        converged: whether `residual` is below the tolerance.
+        trajectory: every evaluation in order, if it was asked for.
+    """
+
+    state: Tensor
+    value: Tensor
+    residual: Tensor
+    nfe: Tensor
+    converged: Tensor
+    trajectory: list[Step] | None = None
+
+
+@dataclass
+class History:
+    """The last `memory` steps of every row. Slots not yet used, or dropped after a bad step, hold zeros."""
+
+    steps: Tensor  # rows, memory, size: s_i
+    changes: Tensor  # rows, memory, size: y_i
+    born: Tensor  # memory: in which evaluation a slot was written
+
+    @classmethod
+    def empty(cls, state: Tensor, memory: int) -> "History":
+        rows, size = state.shape
+        shape = (rows, memory, size)
+        return cls(state.new_zeros(shape), state.new_zeros(shape), torch.zeros(memory, dtype=torch.long))
+
+    def record(self, step: Tensor, change: Tensor, evaluation: int) -> None:
+        slot = (evaluation - 2) % self.steps.shape[1]  # the first step is known after the second evaluation
+        self.steps[:, slot] = step
+        self.changes[:, slot] = change
+        self.born[slot] = evaluation
+
+    def used(self) -> "History":
+        """Only the slots written so far (they fill from the front)."""
+        count = int((self.born > 0).sum())
+        return History(self.steps[:, :count], self.changes[:, :count], self.born[:count])
+
+    def select(self, rows: Tensor) -> "History":
+        return History(self.steps[rows], self.changes[rows], self.born)
+
+    def forget(self, rows: Tensor) -> None:
+        self.steps[rows] = 0
+        self.changes[rows] = 0
+
+
+def picard(history: History, error: Tensor, ridge: Tensor) -> Tensor:
+    """z ← z + τ·(f(z) − z), plain or damped iteration: γ = 0.
+
+    Converges when f contracts.
+
+    >>> solve(torch.cos, torch.ones(1, 1), solver="picard", max_nfe=50).value
+    tensor([[0.7387]])
+    """
+    return error.new_zeros(error.shape[0], 0)
+
+
+def anderson(history: History, error: Tensor, ridge: Tensor) -> Tensor:
+    """γ = argmin ‖g − Σ_i γ_i·y_i‖² + ridge: (Y Yᵀ + ridge)·γ = Y·g.
+
+    Anderson (1965), in the difference form; TorchDEQ equations 8 and 9.
+
+    >>> solve(torch.cos, torch.ones(1, 1), solver="anderson").value
+    tensor([[0.7391]])
+    """
+    changes = history.changes
+    gram = changes @ changes.mT  # rows, memory, memory
+    target = changes @ error[:, :, None]
+    return _scaled_solve(gram, target, gram.diagonal(dim1=1, dim2=2), ridge)
+
+
+def broyden(history: History, error: Tensor, ridge: Tensor) -> Tensor:
+    """(S Yᵀ + L)·γ = S·g, where L is the part of S Sᵀ that pairs a step with older ones.
+
+    The inverse Jacobian after `memory` rank-one updates of −I (TorchDEQ equations 10 to 12), written in closed form
+    (Byrd, Nocedal and Schnabel 1994, theorem 6.1) so that it needs the same two buffers as Anderson.
+
+    >>> solve(torch.cos, torch.ones(1, 1), solver="broyden").value
+    tensor([[0.7391]])
+    """
+    steps, changes, born = history.steps, history.changes, history.born.to(error.device)
+    gram = steps @ steps.mT  # rows, memory, memory
+    system = steps @ changes.mT + gram * (born[:, None] > born[None, :])
+    target = steps @ error[:, :, None]
+    return _scaled_solve(system, target, gram.diagonal(dim1=1, dim2=2), -ridge)
+
+
+SOLVERS: dict[str, Callable[[History, Tensor, Tensor], Tensor]] = {
+    "picard": picard,
+    "anderson": anderson,
+    "broyden": broyden,
+}
+
+
+def _scaled_solve(system: Tensor, target: Tensor, squares: Tensor, ridge: Tensor) -> Tensor:
+    """Solve system·γ = target after scaling slot i by 1/√squares_i, so that one ridge fits steps of every size.
+
+    An unused slot is a row and a column of zeros; a one on its diagonal gives it γ = 0.
+    """
+    scale = squares.clamp_min(0).sqrt()
+    unused = scale == 0
+    inverse = torch.where(unused, torch.zeros_like(scale), 1 / scale)
+    diagonal = torch.where(unused, torch.ones_like(scale), ridge[:, None].expand_as(scale))
+    system = inverse[:, :, None] * system * inverse[:, None, :] + torch.diag_embed(diagonal)
+    weights, _ = torch.linalg.solve_ex(system, inverse[:, :, None] * target)
+    return inverse * weights[:, :, 0]
+
+
+class _WholeBatch:
+    """A plain function has no `select`, and may close over one context per row: it always sees the whole batch.
+
+    Rows that have left ride along at their last state; what comes out for them is dropped and not counted.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], whole: Tensor, rows: Tensor) -> None:
+        self.function, self.whole, self.rows = function, whole, rows
+
+    def __call__(self, state: Tensor) -> Tensor:
+        if len(self.rows) == len(self.whole):
+            return self.function(state)
+        self.whole = self.whole.index_copy(0, self.rows, state)
+        return self.function(self.whole)[self.rows]
+
+    def select(self, rows: Tensor) -> "_WholeBatch":
+        return _WholeBatch(self.function, self.whole, self.rows[rows])
+
+
+@dataclass
+class _Iterate:
+    """z, f(z), f(z) − z and the relative residual; rows first, everything else flat."""
+
+    state: Tensor
+    value: Tensor
+    error: Tensor
+    residual: Tensor
+
+    @classmethod
+    def measure(cls, state: Tensor, value: Tensor) -> "_Iterate":
+        error = value - state
+        return cls(state, value, error, _relative_size(error, value))
+
+    def select(self, rows: Tensor) -> "_Iterate":
+        return _Iterate(self.state[rows], self.value[rows], self.error[rows], self.residual[rows])
+
+    def where(self, condition: Tensor, other: "_Iterate") -> "_Iterate":
+        """This iterate in the rows where the condition holds, the other one elsewhere."""
+        if condition.all():
+            return self
+        if not condition.any():
+            return other
+        return _Iterate(
+            torch.where(condition[:, None], self.state, other.state),
+            torch.where(condition[:, None], self.value, other.value),
+            torch.where(condition[:, None], self.error, other.error),
+            torch.where(condition, self.residual, other.residual),
+        )
+
+
+@torch.no_grad()
+def solve(
+    function: Callable[[Tensor], Tensor],
+    initial: Tensor,
+    *,
+    solver: str = "anderson",
+    mask: Tensor | None = None,
+    max_nfe: int = 20,
+    tol: float = 1e-3,
+    memory: int = 5,
+    damping: float = 1.0,
+    keep_trajectory: bool = False,
+    observe: Callable[[Tensor, Tensor, Tensor], Tensor | None] | None = None,
+) -> FixedPoint:
+    """Find z = f(z) for every row, starting from `initial`.
+
+    A row leaves the batch as soon as ‖f(z) − z‖ / ‖f(z)‖ < tol, so that rows never influence each other and a row that
+    is done costs nothing more. The history and the small linear systems are kept in fp32 (fp64 for fp64 input),
+    whatever the dtype of `initial`.
+
+    Args:
+        function: f. If it has `select(rows)`, this must return f narrowed to those rows, and then only rows that still
+            move are evaluated; a function without it is always called on the whole batch.
+        initial: where to start; rows first, any further shape.
+        solver: `picard`, `anderson` or `broyden`.
+        mask: rows × positions, true where a position counts; masked positions are held at zero.
+        max_nfe: most evaluations of f for any row.
+        tol: relative residual below which a row has converged.
+        memory: how many past steps Anderson and Broyden look at.
+        damping: τ above; 1 takes the whole step.
+        keep_trajectory: keep f(z) and the residual of every evaluation.
+        observe: called after every evaluation with (row numbers, f(z), residuals); if it returns a boolean for each of
+            these rows, the true ones stop there, converged or not.
+
+    >>> found = solve(lambda z: 0.5 * z + 1, torch.zeros(2, 3))
+    >>> found.value[0], found.converged
+    (tensor([2., 2., 2.]), tensor([True, True]))
+    """
+    _check(initial, solver, mask, max_nfe, tol, memory, damping)
+    shape, dtype = initial.shape, initial.dtype
+    precision = torch.promote_types(dtype, torch.float32)
+    choose_weights = SOLVERS[solver]
+    memory = 0 if choose_weights is picard else min(memory, max_nfe)
+
+    rows = torch.arange(shape[0], device=initial.device)
+    mask = None if mask is None else mask.to(precision)
+    state = _hold_masked(initial.to(precision).flatten(1), mask)
+    if not hasattr(function, "select"):
+        function = _WholeBatch(function, initial, rows)
+    found = FixedPoint(
+        state=torch.empty_like(initial),
+        value=torch.empty_like(initial),
+        residual=torch.empty(shape[0], dtype=precision, device=initial.device),
+        nfe=torch.zeros_like(rows),
+        converged=torch.zeros_like(rows, dtype=torch.bool),
+        trajectory=[] if keep_trajectory else None,
+    )
+    failures = torch.zeros_like(rows)
+    history = History.empty(state, memory)
+    best = previous = None
+
+    for evaluation in range(1, max_nfe + 1):
+        value = function(state.to(dtype).reshape(-1, *shape[1:])).to(precision).reshape(state.shape)
+        current = _Iterate.measure(state, _hold_masked(value, mask))
+        if best is None:
+            _refuse_non_finite(current.residual)
+            best = current
+        else:
+            bad = ~(current.residual <= GROWTH_LIMIT * best.residual)  # true for NaN as well
+            best = current.where(current.residual < best.residual, best)
+            if bad.any():
+                current = best.where(bad, current)
+                failures = failures + bad
+                history.forget(bad)
+            if memory:
+                history.record(current.state - previous.state, current.error - previous.error, evaluation)
+
+        halted = best.residual < tol
+        if keep_trajectory or observe is not None:
+            seen = Step(rows, current.value.to(dtype).reshape(-1, *shape[1:]), current.residual)
+            if keep_trajectory:
+                found.trajectory.append(seen)
+            stopped = None if observe is None else observe(seen.rows, seen.value, seen.residual)
+            halted = halted if stopped is None else halted | stopped
+        if evaluation == max_nfe:
+            halted = torch.ones_like(halted)
+        if halted.any():
+            _write(found, rows[halted], best.select(halted), evaluation, tol)
+            moving = (~halted).nonzero()[:, 0]
+            if len(moving) == 0:
+                break
+            rows, failures, history = rows[moving], failures[moving], history.select(moving)
+            best, current = best.select(moving), current.select(moving)
+            mask = None if mask is None else mask[moving]
+            function = function.select(moving)
+
+        proposal = _propose(choose_weights, history.used(), current, failures, damping)
+        state = proposal.to(dtype).to(precision)  # exactly what the function will see
+        previous = current
+    return found
+
+
+def _propose(choose_weights: Callable, history: History, current: _Iterate, failures: Tensor, damping: float) -> Tensor:
+    """z + τ·g − Σ_i γ_i·(s_i + τ·y_i). Rows with bad steps get a larger ridge and a smaller τ, in the end γ = 0."""
+    precision = current.error.dtype
+    step = (damping * 0.5**failures).to(precision)[:, None]
+    proposal = torch.addcmul(current.state, step, current.error)
+    if history.steps.shape[1] == 0:
+        return proposal
+    ridge = 10 * torch.finfo(precision).eps * RIDGE_FACTOR ** failures.clamp_max(RIDGE_RAISES).to(precision)
+    weights = choose_weights(history, current.error, ridge)  # rows, memory
+    usable = weights.isfinite().all(dim=1) & (failures <= RIDGE_RAISES)
+    weights = torch.where(usable[:, None], weights, 0)[:, None]
+    return proposal - (weights @ history.steps)[:, 0] - step * (weights @ history.changes)[:, 0]
+
+
+def _write(found: FixedPoint, rows: Tensor, best: _Iterate, evaluation: int, tol: float) -> None:
+    shape = (-1, *found.state.shape[1:])
+    found.state[rows] = best.state.reshape(shape).to(found.state.dtype)
+    found.value[rows] = best.value.reshape(shape).to(found.value.dtype)
+    found.residual[rows] = best.residual
+    found.nfe[rows] = evaluation
+    found.converged[rows] = best.residual < tol
+
+
+def measure_residual(state: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """‖f(z) − z‖ / ‖f(z)‖ of every row over its unmasked positions, given z and f(z)."""
+    precision = torch.promote_types(state.dtype, torch.float32)
+    mask = None if mask is None else mask.to(precision)
+    state, value = (_hold_masked(tensor.to(precision).flatten(1), mask) for tensor in (state, value))
+    return _relative_size(value - state, value)
+
+
+def _relative_size(error: Tensor, value: Tensor) -> Tensor:
+    size = torch.linalg.vector_norm(value, dim=1).clamp_min(torch.finfo(value.dtype).tiny)
+    return torch.linalg.vector_norm(error, dim=1) / size
+
+
+def _hold_masked(value: Tensor, mask: Tensor | None) -> Tensor:
+    """Zero at masked positions; value is rows × (positions · features), mask rows × positions."""
+    if mask is None:
+        return value
+    return (value.reshape(*mask.shape, -1) * mask[:, :, None]).flatten(1)
+
+
+def _refuse_non_finite(residual: Tensor) -> None:
+    if not residual.isfinite().all():
+        rows = (~residual.isfinite()).nonzero()[:, 0].tolist()
+        raise FloatingPointError(
+            f"The function is not finite at the initial state of row(s) {rows}; check the weights and inputs for NaN."
+        )
+
+
+def _check(
+    initial: Tensor, solver: str, mask: Tensor | None, max_nfe: int, tol: float, memory: int, damping: float
+) -> None:
+    if solver not in SOLVERS:
+        raise ValueError(f"Unknown solver '{solver}'; choose one of {', '.join(SOLVERS)}.")
+    if initial.dim() < 2 or initial.numel() == 0:
+        raise ValueError(
+            f"The initial state must have rows and something in them, but its shape is {tuple(initial.shape)}."
+        )
+    if not initial.is_floating_point():
+        raise ValueError(f"The initial state must be floating point, not {initial.dtype}.")
+    if max_nfe < 1:
+        raise ValueError(f"max_nfe must be at least 1, not {max_nfe}; one evaluation is one pass of the decoder.")
+    if not tol > 0:
+        raise ValueError(f"tol must be above 0, not {tol}; to use the whole budget set a tiny one such as 1e-12.")
+    if memory < 1:
+        raise ValueError(f"memory must be at least 1, not {memory}; for iteration without memory use solver='picard'.")
+    if not 0 < damping <= 1:
+        raise ValueError(f"damping must be in (0, 1], not {damping}.")
+    if mask is not None:
+        if mask.shape != initial.shape[:2]:
+            raise ValueError(
+                f"The mask is {tuple(mask.shape)} but the state has rows × positions = {tuple(initial.shape[:2])}."
+            )
+        if not mask.any(dim=1).all():
+            empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
+            raise ValueError(f"Row(s) {empty} are masked everywhere; remove them, there is nothing to solve.")

@@ -1,0 +1,124 @@
+"""How a loss reaches the parameters of f through its fixed point z* = f(z*).
+
+The exact gradient is ∂L/∂θ = ∂L/∂z* · (I − ∂f/∂z*)⁻¹ · ∂f/∂θ. The functions here differ in what stands for the
+inverse. Each returns f's value at the equilibrium with a graph attached, and none stores the path that led there,
+except `unrolled`, which is that path.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint as recompute
+
+from .fixed_point import FixedPoint, measure_residual, solve
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class GradientOptions:
+    """Which gradient, and its settings; `DeqNarConfig` explains each field."""
+
+    kind: str = "one_step"
+    steps: int = 5
+    damping: float = 0.5
+    solver: str = "anderson"
+    max_nfe: int = 20
+    tol: float = 1e-3
+    checkpoint: bool = False
+
+
+def equilibrium(
+    function: Function, initial: Tensor, *, gradient: GradientOptions, mask: Tensor | None = None, **solver_options
+) -> FixedPoint:
+    """Solve z = f(z); if gradients are enabled, make the result's `value` differentiable.
+
+    >>> weight = torch.tensor(0.5, requires_grad=True)
+    >>> found = equilibrium(lambda z: weight * z + 1, torch.zeros(1, 1), gradient=GradientOptions("ift"), tol=1e-6)
+    >>> torch.autograd.grad(found.value.sum(), weight)  # z* = 1/(1−w), dz*/dw = 1/(1−w)²
+    (tensor(4.),)
+    """
+    if torch.is_grad_enabled() and gradient.kind == "unrolled":
+        return unrolled(function, initial, gradient, mask, tol=solver_options.get("tol", gradient.tol))
+    found = solve(function, initial, mask=mask, **solver_options)
+    if not torch.is_grad_enabled():
+        return found
+    return replace(found, value=GRADIENTS[gradient.kind](function, found.state, gradient, mask))
+
+
+def one_step(function: Function, state: Tensor, options: GradientOptions, mask: Tensor | None) -> Tensor:
+    """(I − J)⁻¹ ≈ I: one evaluation with graph at the equilibrium. DEQNAR equation 4, the paper's default."""
+    return function(state.detach())
+
+
+def phantom(function: Function, state: Tensor, options: GradientOptions, mask: Tensor | None) -> Tensor:
+    """z ← τ·f(z) + (1 − τ)·z, k times with graph, from the equilibrium. TorchDEQ equations 5 and 6."""
+    state = state.detach()
+    for _ in range(options.steps):
+        state = torch.lerp(state, function(state), options.damping)
+    return state
+
+
+def ift(function: Function, state: Tensor, options: GradientOptions, mask: Tensor | None) -> Tensor:
+    """v = vᵀ·∂f/∂z* + ∂L/∂z*, solved when the gradient arrives; v then flows into one evaluation. DEQNAR equation 3."""
+    state = state.detach().requires_grad_()
+    value = function(state)
+
+    def solve_adjoint(gradient: Tensor) -> Tensor:
+        def adjoint(vector: Tensor) -> Tensor:
+            (product,) = torch.autograd.grad(value, state, vector, retain_graph=True)
+            return product + gradient
+
+        if not gradient.any():  # nothing depends on the equilibrium, and a relative residual has no meaning
+            return gradient
+        return solve(adjoint, gradient, solver=options.solver, max_nfe=options.max_nfe, tol=options.tol).value
+
+    return _Adjoint.apply(value, solve_adjoint)
+
+
+GRADIENTS: dict[str, Callable[[Function, Tensor, GradientOptions, Tensor | None], Tensor]] = {
+    "one_step": one_step,
+    "phantom": phantom,
+    "ift": ift,
+}
+
+
+class _Adjoint(torch.autograd.Function):
+    """The identity, whose incoming gradient is replaced by the solution of the adjoint equation."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, solve_adjoint: Function) -> Tensor:
+        ctx.solve_adjoint = solve_adjoint
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.solve_adjoint(gradient), None
+
+
+def unrolled(
+    function: Function, initial: Tensor, options: GradientOptions, mask: Tensor | None, tol: float
+) -> FixedPoint:
+    """z ← f(z), k times from the initial state with the whole graph: the exact gradient of a tied stack of depth k.
+
+    Memory grows with k unless `checkpoint` recomputes every step in the backward pass.
+    """
+    state, value = initial, initial
+    for _ in range(options.steps):
+        state = value
+        value = recompute(function, state, use_reentrant=False) if options.checkpoint else function(state)
+    with torch.no_grad():
+        residual = measure_residual(state, value, mask)
+    rows = initial.shape[0]
+    return FixedPoint(
+        state=state.detach(),
+        value=value,
+        residual=residual,
+        nfe=torch.full((rows,), options.steps, dtype=torch.long, device=initial.device),
+        converged=residual < tol,
+    )

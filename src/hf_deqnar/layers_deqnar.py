@@ -1,0 +1,180 @@
+"""Transformer layers: attention, encoder, and the decoder layer a transition is made of."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .configuration_deqnar import DeqNarConfig
+
+
+@dataclass
+class Record:
+    """Collects what users ask for with `output_hidden_states` and `output_attentions`."""
+
+    hidden_states: list[Tensor]
+    self_attentions: list[Tensor]
+    cross_attentions: list[Tensor]
+
+    @classmethod
+    def empty(cls) -> "Record":
+        return cls([], [], [])
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weights: list[Tensor] | None, implementation: str
+) -> Tensor:
+    """softmax(q·kᵀ/√d + mask)·v for tensors of rows × heads × positions × features; rows × positions × width out.
+
+    Through torch's fused kernel, unless the `eager` implementation is chosen or attention weights are collected.
+    """
+    if weights is None and implementation != "eager":
+        context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    else:
+        scores = query @ key.mT / math.sqrt(query.shape[-1])
+        probabilities = (scores if mask is None else scores + mask).softmax(dim=-1)
+        if weights is not None:
+            weights.append(probabilities)
+        context = probabilities @ value
+    return context.transpose(1, 2).flatten(2)
+
+
+def split_heads(tensor: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """rows × positions × (parts · width) → `parts` tensors of rows × heads × positions × features."""
+    return tensor.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, config: DeqNarConfig, heads: int) -> None:
+        super().__init__()
+        self.config, self.heads = config, heads
+        self.query_key_value = nn.Linear(config.d_model, 3 * config.d_model)
+        self.output = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, weights: list[Tensor] | None) -> Tensor:
+        query, key, value = split_heads(self.query_key_value(hidden), 3, self.heads)
+        return self.output(attend(query, key, value, mask, weights, self.config._attn_implementation))
+
+
+class CrossAttention(nn.Module):
+    def __init__(self, config: DeqNarConfig, heads: int) -> None:
+        super().__init__()
+        self.config, self.heads = config, heads
+        width = config.d_model
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+
+    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory: once per sentence, not once per evaluation."""
+        return split_heads(self.key_value(memory), 2, self.heads)
+
+    def forward(
+        self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weights: list[Tensor] | None
+    ) -> Tensor:
+        (query,) = split_heads(self.query(hidden), 1, self.heads)
+        return self.output(attend(query, key, value, mask, weights, self.config._attn_implementation))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.expand = nn.Linear(width, inner)
+        self.contract = nn.Linear(inner, width)
+        self.activation = ACT2FN[activation]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.contract(self.activation(self.expand(hidden)))
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """rows × 1 × 1 × positions: 0 where a position may be attended to, the least number elsewhere; None if all may."""
+    if mask.all():
+        return None
+    return torch.where(mask.bool(), 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None, :]
+
+
+def sinusoidal_positions(length: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """length × width; sines in the first half, cosines in the second, as in Marian."""
+    position = torch.arange(length, device=device, dtype=torch.float32)[:, None]
+    frequency = torch.exp(torch.arange(0, width, 2, device=device, dtype=torch.float32) * (-math.log(10000.0) / width))
+    return torch.cat([(position * frequency).sin(), (position * frequency).cos()], dim=1).to(dtype)
+
+
+class EncoderLayer(GradientCheckpointingLayer):
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.layer_norm == "pre"
+        self.dropout = config.dropout
+        self.self_attention = SelfAttention(config, config.encoder_attention_heads)
+        self.feed_forward = FeedForward(config.d_model, config.encoder_ffn_dim, config.activation_function)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.d_model) for _ in range(2))
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, weights: list[Tensor] | None) -> Tensor:
+        def drop(branch: Tensor) -> Tensor:
+            return functional.dropout(branch, self.dropout, self.training)
+
+        first, second = self.norms
+        if self.pre_norm:
+            hidden = hidden + drop(self.self_attention(first(hidden), mask, weights))
+            return hidden + drop(self.feed_forward(second(hidden)))
+        hidden = first(hidden + drop(self.self_attention(hidden, mask, weights)))
+        return second(hidden + drop(self.feed_forward(hidden)))
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """Self-attention, cross-attention, feed-forward; its dropout masks are given, not drawn."""
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.layer_norm == "pre"
+        self.self_attention = SelfAttention(config, config.decoder_attention_heads)
+        self.cross_attention = CrossAttention(config, config.decoder_attention_heads)
+        self.feed_forward = FeedForward(config.d_model, config.decoder_ffn_dim, config.activation_function)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.d_model) for _ in range(3))
+
+    def forward(
+        self,
+        hidden: Tensor,
+        key: Tensor,
+        value: Tensor,
+        canvas_mask: Tensor | None,
+        memory_mask: Tensor | None,
+        kept: Tensor | None,
+        self_weights: list[Tensor] | None,
+        cross_weights: list[Tensor] | None,
+    ) -> Tensor:
+        branches = (
+            lambda hidden: self.self_attention(hidden, canvas_mask, self_weights),
+            lambda hidden: self.cross_attention(hidden, key, value, memory_mask, cross_weights),
+            self.feed_forward,
+        )
+        for index, (branch, norm) in enumerate(zip(branches, self.norms, strict=True)):
+            change = branch(norm(hidden) if self.pre_norm else hidden)
+            change = change if kept is None else change * kept[:, index]
+            hidden = hidden + change if self.pre_norm else norm(hidden + change)
+        return hidden
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.final_norm = nn.LayerNorm(config.d_model) if config.layer_norm == "pre" else nn.Identity()
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, record: Record | None) -> Tensor:
+        weights = None if record is None else record.self_attentions
+        hidden = functional.dropout(hidden, self.dropout, self.training)
+        for layer in self.layers:
+            if record is not None:
+                record.hidden_states.append(hidden)
+            hidden = layer(hidden, mask, weights)
+        hidden = self.final_norm(hidden)
+        if record is not None:
+            record.hidden_states.append(hidden)
+        return hidden

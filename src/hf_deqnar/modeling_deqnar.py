@@ -1,0 +1,635 @@
+"""The model: an encoder, a transition that is applied until it stops changing the sentence, and its heads.
+
+The way of a sentence: `encode` once; `inject` puts tokens, positions and the copied source on a canvas; `bind` makes
+the transition a function f(z) of the state alone; `refine` finds z = f(z); the head reads tokens from the result.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
+
+from .alignment import ctc_loss
+from .configuration_deqnar import DeqNarConfig
+from .fixed_point import FixedPoint, measure_residual
+from .implicit_gradient import GradientOptions, equilibrium
+from .landscape import held_weights, rescale_weights, rescaling_of
+from .layers_deqnar import DecoderLayer, Encoder, Record, additive_mask, sinusoidal_positions
+
+
+@dataclass
+class DeqNarModelOutput(ModelOutput):
+    """Features in the equilibrium, and how it was reached; every figure is per row.
+
+    `residual` and `converged` are None for `stacked` models, which seek no equilibrium. `decoder_hidden_states` are the
+    canvas followed by the output of every layer in one evaluation at the equilibrium.
+    """
+
+    last_hidden_state: Tensor | None = None
+    state: Tensor | None = None
+    nfe: Tensor | None = None
+    residual: Tensor | None = None
+    converged: Tensor | None = None
+    canvas_mask: Tensor | None = None
+    length_logits: Tensor | None = None
+    latent_kl: Tensor | None = None
+    decoder_hidden_states: tuple[Tensor, ...] | None = None
+    decoder_attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+    encoder_last_hidden_state: Tensor | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None
+    encoder_attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class DeqNarSeq2SeqLMOutput(ModelOutput):
+    """`DeqNarModelOutput` with the loss and the logits (rows × canvas × vocabulary)."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    state: Tensor | None = None
+    nfe: Tensor | None = None
+    residual: Tensor | None = None
+    converged: Tensor | None = None
+    canvas_mask: Tensor | None = None
+    length_logits: Tensor | None = None
+    latent_kl: Tensor | None = None
+    decoder_hidden_states: tuple[Tensor, ...] | None = None
+    decoder_attentions: tuple[Tensor, ...] | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+    encoder_last_hidden_state: Tensor | None = None
+    encoder_hidden_states: tuple[Tensor, ...] | None = None
+    encoder_attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class Context:
+    """All that f(z) depends on besides z and the weights; fixed for the length of a solve."""
+
+    injection: Tensor  # rows, canvas, width: u
+    canvas_mask: Tensor | None  # rows, 1, 1, canvas; additive
+    memory: list[tuple[Tensor, Tensor]]  # keys and values of every layer: rows, heads, source, features
+    memory_mask: Tensor | None  # rows, 1, 1, source; additive
+    kept: list[Tensor] | None  # held dropout of every layer: rows, branch, canvas, width; scaled to keep the mean
+    embedding: Tensor  # vocabulary, width
+    scale: float  # what a token's embedding is multiplied by on its way in
+
+    def select(self, rows: Tensor) -> "Context":
+        def take(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[rows]
+
+        return replace(
+            self,
+            injection=self.injection[rows],
+            canvas_mask=take(self.canvas_mask),
+            memory=[(key[rows], value[rows]) for key, value in self.memory],
+            memory_mask=take(self.memory_mask),
+            kept=None if self.kept is None else [kept[rows] for kept in self.kept],
+        )
+
+
+class Transition(nn.Module):
+    """f(z) = F(z + u, x). What follows the decoder layers F is what tells the kinds of refinement apart."""
+
+    def __init__(self, config: DeqNarConfig, layers: int) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(layers))
+        # Without it the state of a pre-norm layer is a sum that grows with every evaluation.
+        self.final_norm = nn.LayerNorm(config.d_model) if config.layer_norm == "pre" else nn.Identity()
+
+    def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
+        """F(z + u, x): rows × canvas × width."""
+        hidden = state + context.injection
+        weights = (None, None) if record is None else (record.self_attentions, record.cross_attentions)
+        for index, layer in enumerate(self.layers):
+            if record is not None:
+                record.hidden_states.append(hidden)
+            kept = None if context.kept is None else context.kept[index]
+            masks = (context.canvas_mask, context.memory_mask)
+            hidden = layer(hidden, *context.memory[index], *masks, kept, *weights)
+        hidden = self.final_norm(hidden)
+        if record is not None:
+            record.hidden_states.append(hidden)
+        return hidden
+
+    def forward(self, state: Tensor, context: Context) -> Tensor:
+        """The next state."""
+        return self.features(state, context)
+
+    def hold_dropout(self, injection: Tensor) -> list[Tensor] | None:
+        """Draw the masks of one solve; f has a fixed point only if they stay the same in every evaluation."""
+        if not self.training or self.dropout == 0:
+            return None
+        rows, canvas, width = injection.shape
+        keep = 1 - self.dropout
+        return [
+            injection.new_empty(rows, 3, canvas, width).bernoulli_(keep).div_(keep) for _ in range(len(self.layers))
+        ]
+
+
+class ImplicitTransition(Transition):
+    """f = F: the state is what the decoder layers compute. Also the whole decoder of a `stacked` model."""
+
+
+class ExplicitTransition(Transition):
+    """f = E[emb] ∘ softmax ∘ F: the state is the expected embedding of the predicted token. DEQNAR equation 2."""
+
+    def forward(self, state: Tensor, context: Context) -> Tensor:
+        features = self.features(state, context)
+        return predict(features, context).softmax(dim=-1) @ context.embedding * context.scale
+
+
+class MixedTransition(Transition):
+    """f = σ(F, emb ∘ argmax ∘ softmax ∘ F): features fused with the predicted token. DEQNAR section 3.3.
+
+    The fusion σ is residual, so that the state stays readable as features: σ(h, e) = norm(h + MLP(h, e)).
+    """
+
+    def __init__(self, config: DeqNarConfig, layers: int) -> None:
+        super().__init__(config, layers)
+        self.fusion = nn.Sequential(
+            nn.Linear(2 * config.d_model, config.d_model),
+            ACT2FN[config.activation_function],
+            nn.Linear(config.d_model, config.d_model),
+        )
+        self.fusion_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, state: Tensor, context: Context) -> Tensor:
+        features = self.features(state, context)
+        with torch.no_grad():
+            tokens = predict(features, context).argmax(dim=-1)
+        embedded = functional.embedding(tokens, context.embedding) * context.scale
+        fused = self.fusion(torch.cat([features, embedded], dim=-1))
+        return self.fusion_norm(features + fused)
+
+
+TRANSITIONS: dict[str, type[Transition]] = {
+    "stacked": ImplicitTransition,
+    "implicit": ImplicitTransition,
+    "explicit": ExplicitTransition,
+    "mixed": MixedTransition,
+}
+
+
+def predict(features: Tensor, context: Context) -> Tensor:
+    """Logits through the tied embedding: rows × canvas × vocabulary."""
+    return functional.linear(features, context.embedding)
+
+
+@dataclass
+class BoundTransition:
+    """f(z) for one batch, in the form `solve` wants: a function of the state that can be narrowed to some rows."""
+
+    transition: Transition
+    context: Context
+
+    def __call__(self, state: Tensor) -> Tensor:
+        return self.transition(state, self.context)
+
+    def select(self, rows: Tensor) -> "BoundTransition":
+        return replace(self, context=self.context.select(rows))
+
+
+class LengthHead(nn.Module):
+    """Classifies target length − source length on the mean of the encoder states."""
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__()
+        self.offsets = config.length_offsets
+        self.classifier = nn.Linear(config.d_model, 2 * config.length_offsets)
+
+    def forward(self, memory: Tensor, source_mask: Tensor) -> Tensor:
+        """rows × classes."""
+        weights = source_mask.to(memory.dtype)[:, :, None]
+        return self.classifier((memory * weights).sum(dim=1) / weights.sum(dim=1))
+
+    def loss(self, logits: Tensor, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:
+        offset = (target_lengths - source_lengths).clamp(-self.offsets, self.offsets - 1)
+        return functional.cross_entropy(logits.float(), offset + self.offsets)
+
+    def lengths(self, logits: Tensor, source_lengths: Tensor, count: int = 1) -> Tensor:
+        """The `count` likeliest lengths of every row, at least 1 each: rows × count."""
+        offset = logits.topk(count, dim=-1).indices - self.offsets
+        return (source_lengths[:, None] + offset).clamp_min(1)
+
+
+class Gaussian(nn.Linear):
+    """Mean and logarithm of the deviation of a diagonal Gaussian, N(0, I) at first.
+
+    Anything wilder makes the first KL hundreds of nats.
+    """
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(hidden).chunk(2, dim=-1)
+
+
+class LatentHead(nn.Module):
+    """Latent variables at source positions, added to what the decoder sees of the source (Gu and Kong 2021).
+
+    p(z|x) is read from the encoder states; q(z|x, y) from a layer that also attends to the target. Training samples
+    from q, evaluation with a target uses its mean, and without a target the prior's mean is all there is.
+    """
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__()
+        self.free_bits = config.latent_free_bits
+        self.prior = Gaussian(config.d_model, 2 * config.latent_dim)
+        self.posterior_layer = DecoderLayer(config)
+        self.posterior = Gaussian(config.d_model, 2 * config.latent_dim)
+        self.lift = nn.Linear(config.latent_dim, config.d_model)
+
+    def forward(
+        self, memory: Tensor, source_mask: Tensor, target: Tensor | None, target_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The memory with latents added, and KL(q‖p) of every row (None without a target)."""
+        prior_mean, prior_log_deviation = self.prior(memory)
+        if target is None:
+            return memory + self.lift(prior_mean), None
+        key, value = self.posterior_layer.cross_attention.project(target)
+        masks = (additive_mask(source_mask, memory.dtype), additive_mask(target_mask, memory.dtype))
+        hidden = self.posterior_layer(memory, key, value, *masks, None, None, None)
+        mean, log_deviation = self.posterior(hidden)
+        sample = mean + torch.randn_like(mean) * log_deviation.exp() if self.training else mean
+        # KL of two diagonal Gaussians: log(σp/σq) + (σq² + (μq − μp)²) / 2σp² − 1/2
+        divergence = prior_log_deviation - log_deviation - 0.5
+        spread = (2 * log_deviation).exp() + (mean - prior_mean).pow(2)
+        divergence = (divergence + 0.5 * spread * (-2 * prior_log_deviation).exp()).sum(dim=-1)
+        divergence = divergence.clamp_min(self.free_bits) if self.free_bits else divergence
+        return memory + self.lift(sample), (divergence * source_mask).sum(dim=1)
+
+
+def copy_uniformly(memory: Tensor, source_lengths: Tensor, canvas_lengths: Tensor, canvas: int) -> Tensor:
+    """Position t of a canvas of length N receives source position ⌊t·S/N⌋: rows × canvas × width."""
+    position = torch.arange(canvas, device=memory.device)[None]
+    index = position * source_lengths[:, None] // canvas_lengths[:, None]
+    index = torch.minimum(index, source_lengths[:, None] - 1)  # behind the canvas: anything, it is masked
+    return memory.gather(1, index[:, :, None].expand(-1, -1, memory.shape[2]))
+
+
+class DeqNarPreTrainedModel(PreTrainedModel):
+    config_class = DeqNarConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Gaussian):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            rescaling = rescaling_of(module)
+            weight = module.weight if rescaling is None else rescaling[1]
+            init.xavier_uniform_(weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+            if rescaling is not None:
+                for name, value in rescaling[0].starting_values(weight).items():
+                    init.copy_(getattr(rescaling[0], name), value)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+
+class DeqNarModel(DeqNarPreTrainedModel):
+    """Encoder, transition and length or latent heads, without the head that reads tokens."""
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__(config)
+        whole = config.refinement in ("stacked", "explicit")
+        self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
+        self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.encoder = Encoder(config)
+        transition = TRANSITIONS[config.refinement]
+        self.transition = transition(config, config.decoder_layers if whole else config.transition_layers)
+        rescale_weights(self.transition, config.weight_norm, config.weight_norm_clip)
+        self.length_head = LengthHead(config) if config.length == "predict" else None
+        self.latent_head = LatentHead(config) if config.latent == "vae" else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.shared
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.shared = value
+
+    def get_encoder(self) -> Encoder:
+        return self.encoder
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Scaled token embeddings plus positions: rows × length × width."""
+        hidden = self.shared(tokens) * self.embedding_scale
+        return hidden + sinusoidal_positions(tokens.shape[1], hidden.shape[2], hidden.device, hidden.dtype)
+
+    def encode(self, input_ids: Tensor, source_mask: Tensor, record: Record | None = None) -> Tensor:
+        """rows × source × width."""
+        hidden = self.embed(input_ids)
+        return self.encoder(hidden, additive_mask(source_mask, hidden.dtype), record)
+
+    def inject(self, canvas: Tensor, canvas_mask: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
+        """u: what every evaluation sees of the canvas. Tokens, positions and, if configured, the copied source."""
+        injection = self.embed(canvas)
+        if self.config.source_copy == "uniform":
+            lengths = (source_mask.sum(dim=1), canvas_mask.sum(dim=1))
+            injection = injection + copy_uniformly(memory, *lengths, canvas.shape[1])
+        return functional.dropout(injection, self.config.dropout, self.training)
+
+    def bind(self, canvas: Tensor, canvas_mask: Tensor, memory: Tensor, source_mask: Tensor) -> BoundTransition:
+        """The transition as a function of the state alone, with cross-attention projected and dropout drawn."""
+        injection = self.inject(canvas, canvas_mask, memory, source_mask)
+        context = Context(
+            injection=injection,
+            canvas_mask=additive_mask(canvas_mask, injection.dtype),
+            memory=[layer.cross_attention.project(memory) for layer in self.transition.layers],
+            memory_mask=additive_mask(source_mask, injection.dtype),
+            kept=self.transition.hold_dropout(injection),
+            embedding=self.shared.weight,
+            scale=self.embedding_scale,
+        )
+        return BoundTransition(self.transition, context)
+
+    def refine(
+        self,
+        bound: BoundTransition,
+        canvas_mask: Tensor,
+        *,
+        initial_state: Tensor | None = None,
+        max_nfe: int | None = None,
+        tol: float | None = None,
+        solver: str | None = None,
+        keep_trajectory: bool = False,
+        observe: Callable | None = None,
+    ) -> FixedPoint:
+        """Solve z = f(z). The result's `value` holds the features that tokens are read from, with graph if enabled."""
+        config = self.config
+        initial = torch.zeros_like(bound.context.injection) if initial_state is None else initial_state
+        if config.refinement == "stacked":
+            nfe = torch.ones(initial.shape[0], dtype=torch.long, device=initial.device)
+            return FixedPoint(state=initial, value=bound(initial), residual=None, nfe=nfe, converged=None)
+        max_nfe = config.max_nfe if max_nfe is None else max_nfe
+        options = {
+            "solver": config.solver if solver is None else solver,
+            "tol": config.tol if tol is None else tol,
+            "memory": config.memory,
+            "damping": config.damping,
+            "keep_trajectory": keep_trajectory,
+            "observe": observe,
+        }
+        gradient = GradientOptions(
+            kind=config.gradient,
+            steps=config.gradient_steps,
+            damping=config.gradient_damping,
+            solver=config.gradient_solver,
+            max_nfe=config.gradient_max_nfe,
+            tol=config.gradient_tol,
+            checkpoint=self.training and self.is_gradient_checkpointing,
+        )
+        with held_weights(self.transition):
+            if config.refinement == "explicit":
+                return self._refine_explicit(bound, initial, canvas_mask, max_nfe, gradient, options)
+            return equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe, **options)
+
+    def _refine_explicit(
+        self,
+        bound: BoundTransition,
+        initial: Tensor,
+        canvas_mask: Tensor,
+        max_nfe: int,
+        gradient: GradientOptions,
+        options: dict,
+    ) -> FixedPoint:
+        """An expected embedding is not what tokens are read from: the last evaluation of the budget gives features."""
+        if max_nfe > 1:
+            found = equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe - 1, **options)
+        else:
+            with torch.no_grad():
+                residual = measure_residual(initial, bound(initial), canvas_mask)
+            nfe = torch.zeros(initial.shape[0], dtype=torch.long, device=initial.device)
+            found = FixedPoint(initial, initial, residual, nfe, residual < options["tol"])
+        return replace(found, value=bound.transition.features(found.value, bound.context), nfe=found.nfe + 1)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        labels: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        max_nfe: int | None = None,
+        tol: float | None = None,
+        solver: str | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> DeqNarModelOutput:
+        """Encode, lay out a canvas, and refine it to its equilibrium.
+
+        Args:
+            decoder_input_ids: the canvas: `<mask>` where a token is to be found, tokens where it is known, padding
+                behind the end. Without it the canvas is all `<mask>`, as long as CTC, `labels` or the length head say.
+            encoder_outputs: the result of an earlier `encode`, to save its cost.
+            labels: targets, −100 at padding. Only their lengths are used, and their tokens for a latent posterior.
+            initial_state: where the solver starts; zero if not given, which makes the first evaluation see the canvas.
+            max_nfe, tol, solver: override the configuration for this call.
+        """
+        config = self.config
+        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        recording = output_attentions or output_hidden_states
+        encoder_record = Record.empty() if recording else None
+
+        source_mask = self.check_source(input_ids, attention_mask, encoder_outputs)
+        if encoder_outputs is None:
+            memory = self.encode(input_ids, source_mask, encoder_record)
+        else:
+            memory = encoder_outputs[0]
+        length_logits = None if self.length_head is None else self.length_head(memory, source_mask)
+        seen, latent_kl = memory, None
+        if self.latent_head is not None:
+            target = None if labels is None else self.embed(labels.clamp_min(0))
+            seen, latent_kl = self.latent_head(memory, source_mask, target, None if labels is None else labels >= 0)
+
+        if decoder_input_ids is None:
+            decoder_input_ids = self.masked_canvas(self.canvas_lengths(source_mask, labels, length_logits))
+        canvas_mask = self.check_canvas(decoder_input_ids, decoder_attention_mask)
+        bound = self.bind(decoder_input_ids, canvas_mask, seen, source_mask)
+        found = self.refine(bound, canvas_mask, initial_state=initial_state, max_nfe=max_nfe, tol=tol, solver=solver)
+        decoder_record = None
+        if recording:
+            decoder_record = Record.empty()
+            with held_weights(self.transition):
+                bound.transition.features(found.state, bound.context, decoder_record)
+        return DeqNarModelOutput(
+            last_hidden_state=found.value,
+            state=found.state,
+            nfe=found.nfe,
+            residual=found.residual,
+            converged=found.converged,
+            canvas_mask=canvas_mask,
+            length_logits=length_logits,
+            latent_kl=latent_kl,
+            decoder_hidden_states=tuple(decoder_record.hidden_states) if output_hidden_states else None,
+            decoder_attentions=tuple(decoder_record.self_attentions) if output_attentions else None,
+            cross_attentions=tuple(decoder_record.cross_attentions) if output_attentions else None,
+            encoder_last_hidden_state=memory,
+            encoder_hidden_states=tuple(encoder_record.hidden_states) if output_hidden_states else None,
+            encoder_attentions=tuple(encoder_record.self_attentions) if output_attentions else None,
+        )
+
+    def canvas_lengths(self, source_mask: Tensor, labels: Tensor | None, length_logits: Tensor | None) -> Tensor:
+        """How long the canvas of every row is: fixed by CTC, known from labels, or predicted."""
+        source_lengths = source_mask.sum(dim=1)
+        if self.config.length == "ctc":
+            return source_lengths * self.config.ctc_upsampling
+        if labels is not None:
+            return (labels >= 0).sum(dim=1)
+        return self.length_head.lengths(length_logits, source_lengths)[:, 0].clamp_max(
+            self.config.max_position_embeddings
+        )
+
+    def masked_canvas(self, lengths: Tensor) -> Tensor:
+        """`<mask>` up to each row's length, padding behind it: rows × longest."""
+        position = torch.arange(int(lengths.max()) if len(lengths) else 0, device=lengths.device)[None]
+        return torch.where(position < lengths[:, None], self.config.mask_token_id, self.config.pad_token_id)
+
+    def check_source(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, encoder_outputs: BaseModelOutput | None
+    ) -> Tensor:
+        """The source's mask, after making sure that there is a source in every row."""
+        if input_ids is None and (encoder_outputs is None or attention_mask is None):
+            raise ValueError("Give input_ids, or encoder_outputs together with the attention_mask they belong to.")
+        if attention_mask is None:
+            attention_mask = input_ids != self.config.pad_token_id
+        return self._check_mask(attention_mask.bool(), "source")
+
+    def check_canvas(self, canvas: Tensor, canvas_mask: Tensor | None) -> Tensor:
+        """The canvas's mask, after making sure that every row has something to fill in."""
+        mask = (canvas != self.config.pad_token_id) if canvas_mask is None else canvas_mask.bool()
+        if mask.shape != canvas.shape:
+            raise ValueError(f"The canvas is {tuple(canvas.shape)} but its mask is {tuple(mask.shape)}.")
+        return self._check_mask(mask, "canvas")
+
+    def _check_mask(self, mask: Tensor, what: str) -> Tensor:
+        if mask.numel() == 0:
+            raise ValueError(f"The {what} is empty: its shape is {tuple(mask.shape)}, rows × length.")
+        if mask.shape[1] > self.config.max_position_embeddings:
+            raise ValueError(
+                f"The {what} is {mask.shape[1]} positions long, but max_position_embeddings is "
+                f"{self.config.max_position_embeddings}; shorten the text or split it into sentences."
+            )
+        if not mask[:, 0].all():
+            empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
+            if empty:
+                raise ValueError(f"Row(s) {empty} of the {what} are all padding; remove them from the batch.")
+            raise ValueError(f"The {what} is padded on the left; set tokenizer.padding_side = 'right'.")
+        return mask
+
+
+class DeqNarForConditionalGeneration(DeqNarPreTrainedModel):
+    """The translation model: `DeqNarModel` and the head that reads tokens from the equilibrium."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__(config)
+        self.model = DeqNarModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.lm_head = value
+
+    def get_encoder(self) -> Encoder:
+        return self.model.get_encoder()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        labels: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        max_nfe: int | None = None,
+        tol: float | None = None,
+        solver: str | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> DeqNarSeq2SeqLMOutput:
+        """Logits in the equilibrium; with `labels` also the loss. The arguments are those of `DeqNarModel.forward`.
+
+        The loss is cross-entropy (CTC for CTC models) per target token, plus the length loss and the latent KL where
+        the model has them. Other objectives build on the same outputs.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            labels=labels,
+            initial_state=initial_state,
+            max_nfe=max_nfe,
+            tol=tol,
+            solver=solver,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        if not self.training and not logits.sum(dtype=torch.float32).isfinite():
+            raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+        loss = None
+        if labels is not None:
+            source_mask = self.model.check_source(input_ids, attention_mask, encoder_outputs)
+            loss = self.loss(logits, labels, outputs, source_mask.sum(dim=1))
+        return DeqNarSeq2SeqLMOutput(loss=loss, logits=logits, **outputs)
+
+    def loss(self, logits: Tensor, labels: Tensor, outputs: DeqNarModelOutput, source_lengths: Tensor) -> Tensor:
+        target_lengths = (labels >= 0).sum(dim=1)
+        if self.config.length == "ctc":
+            canvas_lengths = outputs.canvas_mask.sum(dim=1)
+            negative, _ = ctc_loss(logits, labels, canvas_lengths, target_lengths, self.config.blank_token_id)
+            loss = negative.sum() / target_lengths.sum()
+        else:
+            if logits.shape[:2] != labels.shape:
+                raise ValueError(
+                    f"The canvas is {tuple(logits.shape[:2])} but the labels are {tuple(labels.shape)}; "
+                    "a model with length='predict' needs one canvas position per label."
+                )
+            loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            length_loss = self.model.length_head.loss(outputs.length_logits, source_lengths, target_lengths)
+            loss = loss + self.config.length_loss_factor * length_loss
+        if outputs.latent_kl is not None:
+            loss = loss + self.config.latent_kl_factor * outputs.latent_kl.sum() / target_lengths.sum()
+        return loss
+
+
+__all__ = [
+    "DeqNarForConditionalGeneration",
+    "DeqNarModel",
+    "DeqNarModelOutput",
+    "DeqNarPreTrainedModel",
+    "DeqNarSeq2SeqLMOutput",
+]
