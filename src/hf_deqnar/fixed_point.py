@@ -59,7 +59,7 @@ class FixedPoint:
 
 @dataclass
 class History:
-    """The last `memory` steps of every row. Slots not yet used, or dropped after a bad step, hold zeros."""
+    """The last `memory` steps of every row. Slots of a row that made a bad step hold zeros."""
 
     steps: Tensor  # rows, memory, size: s_i
     changes: Tensor  # rows, memory, size: y_i
@@ -69,12 +69,12 @@ class History:
     def empty(cls, state: Tensor, memory: int) -> "History":
         rows, size = state.shape
         shape = (rows, memory, size)
-        return cls(state.new_zeros(shape), state.new_zeros(shape), torch.zeros(memory, dtype=torch.long))
+        return cls(state.new_empty(shape), state.new_empty(shape), torch.zeros(memory, dtype=torch.long))
 
-    def record(self, step: Tensor, change: Tensor, evaluation: int) -> None:
+    def record(self, current: "_Iterate", previous: "_Iterate", evaluation: int) -> None:
         slot = (evaluation - 2) % self.steps.shape[1]  # the first step is known after the second evaluation
-        self.steps[:, slot] = step
-        self.changes[:, slot] = change
+        torch.sub(current.state, previous.state, out=self.steps[:, slot])
+        torch.sub(current.error, previous.error, out=self.changes[:, slot])
         self.born[slot] = evaluation
 
     def used(self) -> "History":
@@ -82,8 +82,13 @@ class History:
         count = int((self.born > 0).sum())
         return History(self.steps[:, :count], self.changes[:, :count], self.born[:count])
 
-    def select(self, rows: Tensor) -> "History":
-        return History(self.steps[rows], self.changes[rows], self.born)
+    def keep(self, order: Tensor) -> "History":
+        """Row i of the result is row order[i]. In place: only rows that change their place are copied."""
+        moved = (order != torch.arange(len(order), device=order.device)).nonzero()[:, 0]
+        if len(moved):
+            self.steps[moved] = self.steps[order[moved]]
+            self.changes[moved] = self.changes[order[moved]]
+        return History(self.steps[: len(order)], self.changes[: len(order)], self.born)
 
     def forget(self, rows: Tensor) -> None:
         self.steps[rows] = 0
@@ -111,7 +116,7 @@ def anderson(history: History, error: Tensor, ridge: Tensor) -> Tensor:
     """
     changes = history.changes
     gram = changes @ changes.mT  # rows, memory, memory
-    target = changes @ error[:, :, None]
+    target = error[:, None] @ changes.mT
     return _scaled_solve(gram, target, gram.diagonal(dim1=1, dim2=2), ridge)
 
 
@@ -127,7 +132,7 @@ def broyden(history: History, error: Tensor, ridge: Tensor) -> Tensor:
     steps, changes, born = history.steps, history.changes, history.born.to(error.device)
     gram = steps @ steps.mT  # rows, memory, memory
     system = steps @ changes.mT + gram * (born[:, None] > born[None, :])
-    target = steps @ error[:, :, None]
+    target = error[:, None] @ steps.mT
     return _scaled_solve(system, target, gram.diagonal(dim1=1, dim2=2), -ridge)
 
 
@@ -148,8 +153,8 @@ def _scaled_solve(system: Tensor, target: Tensor, squares: Tensor, ridge: Tensor
     inverse = torch.where(unused, torch.zeros_like(scale), 1 / scale)
     diagonal = torch.where(unused, torch.ones_like(scale), ridge[:, None].expand_as(scale))
     system = inverse[:, :, None] * system * inverse[:, None, :] + torch.diag_embed(diagonal)
-    weights, _ = torch.linalg.solve_ex(system, inverse[:, :, None] * target)
-    return inverse * weights[:, :, 0]
+    weights, _ = torch.linalg.solve_ex(system, inverse * target[:, 0])
+    return inverse * weights
 
 
 class _WholeBatch:
@@ -173,7 +178,10 @@ class _WholeBatch:
 
 @dataclass
 class _Iterate:
-    """z, f(z), f(z) − z and the relative residual; rows first, everything else flat."""
+    """z, f(z), f(z) − z and the relative residual; rows first, everything else flat.
+
+    State and error are zero at masked positions; the value there is whatever f says.
+    """
 
     state: Tensor
     value: Tensor
@@ -181,9 +189,11 @@ class _Iterate:
     residual: Tensor
 
     @classmethod
-    def measure(cls, state: Tensor, value: Tensor) -> "_Iterate":
+    def measure(cls, state: Tensor, value: Tensor, mask: Tensor | None) -> "_Iterate":
         error = value - state
-        return cls(state, value, error, _relative_size(error, value))
+        if mask is not None:
+            error.view(*mask.shape, -1).mul_(mask[:, :, None])
+        return cls(state, value, error, _relative_size(error, value, mask))
 
     def select(self, rows: Tensor) -> "_Iterate":
         return _Iterate(self.state[rows], self.value[rows], self.error[rows], self.residual[rows])
@@ -224,7 +234,9 @@ def solve(
 
     Args:
         function: f. If it has `select(rows)`, this must return f narrowed to those rows, and then only rows that still
-            move are evaluated; a function without it is always called on the whole batch.
+            move are evaluated; a function without it is always called on the whole batch. If it also has
+            `trim(positions)`, f narrowed to the first positions, then rows of similar length are solved together and
+            little is computed for padding.
         initial: where to start; rows first, any further shape.
         solver: `picard`, `anderson` or `broyden`.
         mask: rows × positions, true where a position counts; masked positions are held at zero.
@@ -232,7 +244,7 @@ def solve(
         tol: relative residual below which a row has converged.
         memory: how many past steps Anderson and Broyden look at.
         damping: τ above; 1 takes the whole step.
-        keep_trajectory: keep f(z) and the residual of every evaluation.
+        keep_trajectory: keep f(z) and the residual of every evaluation. Rows that were solved together share a step.
         observe: called after every evaluation with (row numbers, f(z), residuals); if it returns a boolean for each of
             these rows, the true ones stop there, converged or not.
 
@@ -241,33 +253,87 @@ def solve(
     (tensor([2., 2., 2.]), tensor([True, True]))
     """
     _check(initial, solver, mask, max_nfe, tol, memory, damping)
-    shape, dtype = initial.shape, initial.dtype
-    precision = torch.promote_types(dtype, torch.float32)
-    choose_weights = SOLVERS[solver]
-    memory = 0 if choose_weights is picard else min(memory, max_nfe)
-
-    rows = torch.arange(shape[0], device=initial.device)
-    mask = None if mask is None else mask.to(precision)
-    state = _hold_masked(initial.to(precision).flatten(1), mask)
-    if not hasattr(function, "select"):
-        function = _WholeBatch(function, initial, rows)
+    rows = torch.arange(initial.shape[0], device=initial.device)
     found = FixedPoint(
-        state=torch.empty_like(initial),
-        value=torch.empty_like(initial),
-        residual=torch.empty(shape[0], dtype=precision, device=initial.device),
+        state=torch.zeros_like(initial),
+        value=torch.zeros_like(initial),
+        residual=torch.zeros(len(rows), dtype=_precision(initial), device=initial.device),
         nfe=torch.zeros_like(rows),
         converged=torch.zeros_like(rows, dtype=torch.bool),
         trajectory=[] if keep_trajectory else None,
     )
+    settings = _Settings(SOLVERS[solver], max_nfe, tol, memory, damping, observe)
+    if not hasattr(function, "select"):
+        function = _WholeBatch(function, initial, rows)
+    for group, positions in _length_groups(function, initial, mask):
+        narrowed, state, group_mask = function, initial, mask
+        if len(group) < len(rows):
+            narrowed, state, group_mask = function.select(group).trim(positions), initial[group], mask[group]
+        group_mask = None if mask is None else group_mask[:, :positions]
+        _solve_group(narrowed, state[:, :positions], group_mask, group, found, settings)
+    return found
+
+
+@dataclass
+class _Settings:
+    """What a user chose; the same for all groups of rows."""
+
+    choose_weights: Callable[[History, Tensor, Tensor], Tensor]
+    max_nfe: int
+    tol: float
+    memory: int
+    damping: float
+    observe: Callable | None
+
+
+# An evaluation of a separate group costs about as much as this many positions, whatever is in it.
+GROUP_COST = 64
+
+
+def _length_groups(function: Callable, initial: Tensor, mask: Tensor | None) -> list[tuple[Tensor, int]]:
+    """Rows of similar length and how many positions they need, so that little is computed for padding.
+
+    Rows do not influence each other, so they need not be solved together. Only on the CPU, where work is paid for by
+    the position, and for functions that can `trim` themselves to the first positions.
+    """
+    rows = torch.arange(initial.shape[0], device=initial.device)
+    if mask is None or not hasattr(function, "trim") or initial.device.type != "cpu":
+        return [(rows, initial.shape[1])]
+    lengths = (mask * torch.arange(1, mask.shape[1] + 1)).amax(dim=1)
+    lengths, order = lengths.sort(stable=True)
+
+    def split(first: int, last: int) -> list[tuple[int, int]]:
+        """Cut a run of sorted rows where most padding is saved, as long as it is worth a group of its own."""
+        inside = lengths[first:last]
+        saved = torch.arange(1, len(inside)) * (inside[-1] - inside[:-1])
+        if len(saved) == 0 or int(saved.max()) <= GROUP_COST:
+            return [(first, last)]
+        cut = first + 1 + int(saved.argmax())
+        return split(first, cut) + split(cut, last)
+
+    runs = split(0, len(rows))
+    if len(runs) == 1:
+        return [(rows, initial.shape[1])]
+    return [(order[first:last].sort().values, int(lengths[last - 1])) for first, last in runs]
+
+
+def _solve_group(
+    function: Callable, initial: Tensor, mask: Tensor | None, rows: Tensor, found: FixedPoint, settings: _Settings
+) -> None:
+    """Solve some rows and write what was found; `rows` are their numbers in the whole batch."""
+    shape, dtype, precision = initial.shape, initial.dtype, _precision(initial)
+    memory = 0 if settings.choose_weights is picard else min(settings.memory, settings.max_nfe)
+    mask = None if mask is None or mask.all() else mask.to(precision)
+    state = _hold_masked(initial.to(precision).flatten(1), mask)
     failures = torch.zeros_like(rows)
     history = History.empty(state, memory)
     best = previous = None
 
-    for evaluation in range(1, max_nfe + 1):
+    for evaluation in range(1, settings.max_nfe + 1):
         value = function(state.to(dtype).reshape(-1, *shape[1:])).to(precision).reshape(state.shape)
-        current = _Iterate.measure(state, _hold_masked(value, mask))
+        current = _Iterate.measure(state, value, mask)
         if best is None:
-            _refuse_non_finite(current.residual)
+            _refuse_non_finite(current.residual, rows)
             best = current
         else:
             bad = ~(current.residual <= GROWTH_LIMIT * best.residual)  # true for NaN as well
@@ -277,31 +343,40 @@ def solve(
                 failures = failures + bad
                 history.forget(bad)
             if memory:
-                history.record(current.state - previous.state, current.error - previous.error, evaluation)
+                history.record(current, previous, evaluation)
 
-        halted = best.residual < tol
-        if keep_trajectory or observe is not None:
+        halted = best.residual < settings.tol
+        if found.trajectory is not None or settings.observe is not None:
             seen = Step(rows, current.value.to(dtype).reshape(-1, *shape[1:]), current.residual)
-            if keep_trajectory:
+            if found.trajectory is not None:
                 found.trajectory.append(seen)
-            stopped = None if observe is None else observe(seen.rows, seen.value, seen.residual)
+            stopped = None if settings.observe is None else settings.observe(seen.rows, seen.value, seen.residual)
             halted = halted if stopped is None else halted | stopped
-        if evaluation == max_nfe:
+        if evaluation == settings.max_nfe:
             halted = torch.ones_like(halted)
         if halted.any():
-            _write(found, rows[halted], best.select(halted), evaluation, tol)
-            moving = (~halted).nonzero()[:, 0]
-            if len(moving) == 0:
-                break
-            rows, failures, history = rows[moving], failures[moving], history.select(moving)
-            best, current = best.select(moving), current.select(moving)
-            mask = None if mask is None else mask[moving]
-            function = function.select(moving)
+            best_mask = None if mask is None else mask[halted]
+            _write(found, rows[halted], best.select(halted), best_mask, shape, evaluation, settings.tol)
+            order = _close_gaps(halted)
+            if len(order) == 0:
+                return
+            rows, failures, history = rows[order], failures[order], history.keep(order)
+            best, current = best.select(order), current.select(order)
+            mask = None if mask is None else mask[order]
+            function = function.select(order)
 
-        proposal = _propose(choose_weights, history.used(), current, failures, damping)
+        proposal = _propose(settings.choose_weights, history.used(), current, failures, settings.damping)
         state = proposal.to(dtype).to(precision)  # exactly what the function will see
         previous = current
-    return found
+
+
+def _close_gaps(halted: Tensor) -> Tensor:
+    """Which row takes each place once the halted ones have left: rows from the end fill the gaps, the rest stay."""
+    moving = ~halted
+    count = int(moving.sum())
+    order = torch.arange(count, device=halted.device)
+    order[halted[:count]] = moving[count:].nonzero()[:, 0] + count
+    return order
 
 
 def _propose(choose_weights: Callable, history: History, current: _Iterate, failures: Tensor, damping: float) -> Tensor:
@@ -314,30 +389,48 @@ def _propose(choose_weights: Callable, history: History, current: _Iterate, fail
     ridge = 10 * torch.finfo(precision).eps * RIDGE_FACTOR ** failures.clamp_max(RIDGE_RAISES).to(precision)
     weights = choose_weights(history, current.error, ridge)  # rows, memory
     usable = weights.isfinite().all(dim=1) & (failures <= RIDGE_RAISES)
-    weights = torch.where(usable[:, None], weights, 0)[:, None]
-    return proposal - (weights @ history.steps)[:, 0] - step * (weights @ history.changes)[:, 0]
+    weights = torch.where(usable[:, None], weights, 0)
+    proposal = proposal[:, None].baddbmm_(weights[:, None], history.steps, alpha=-1)
+    return proposal.baddbmm_((step * weights)[:, None], history.changes, alpha=-1)[:, 0]
 
 
-def _write(found: FixedPoint, rows: Tensor, best: _Iterate, evaluation: int, tol: float) -> None:
-    shape = (-1, *found.state.shape[1:])
-    found.state[rows] = best.state.reshape(shape).to(found.state.dtype)
-    found.value[rows] = best.value.reshape(shape).to(found.value.dtype)
+def _write(
+    found: FixedPoint,
+    rows: Tensor,
+    best: _Iterate,
+    mask: Tensor | None,
+    shape: torch.Size,
+    evaluation: int,
+    tol: float,
+) -> None:
+    value = _hold_masked(best.value, mask)
+    found.state[rows, : shape[1]] = best.state.reshape(-1, *shape[1:]).to(found.state.dtype)
+    found.value[rows, : shape[1]] = value.reshape(-1, *shape[1:]).to(found.value.dtype)
     found.residual[rows] = best.residual
     found.nfe[rows] = evaluation
     found.converged[rows] = best.residual < tol
 
 
+def _precision(tensor: Tensor) -> torch.dtype:
+    """fp32, or fp64 if that is what the state is in."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def measure_residual(state: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """‖f(z) − z‖ / ‖f(z)‖ of every row over its unmasked positions, given z and f(z)."""
-    precision = torch.promote_types(state.dtype, torch.float32)
+    precision = _precision(state)
     mask = None if mask is None else mask.to(precision)
-    state, value = (_hold_masked(tensor.to(precision).flatten(1), mask) for tensor in (state, value))
-    return _relative_size(value - state, value)
+    state, value = state.to(precision).flatten(1), value.to(precision).flatten(1)
+    return _Iterate.measure(_hold_masked(state, mask), value, mask).residual
 
 
-def _relative_size(error: Tensor, value: Tensor) -> Tensor:
-    size = torch.linalg.vector_norm(value, dim=1).clamp_min(torch.finfo(value.dtype).tiny)
-    return torch.linalg.vector_norm(error, dim=1) / size
+def _relative_size(error: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """‖error‖ / ‖value‖ of every row. The error is zero at masked positions already, the value need not be."""
+    if mask is None:
+        size = torch.linalg.vector_norm(value, dim=1)
+    else:
+        size = torch.linalg.vector_norm(torch.linalg.vector_norm(value.view(*mask.shape, -1), dim=2) * mask, dim=1)
+    return torch.linalg.vector_norm(error, dim=1) / size.clamp_min(torch.finfo(value.dtype).tiny)
 
 
 def _hold_masked(value: Tensor, mask: Tensor | None) -> Tensor:
@@ -347,11 +440,10 @@ def _hold_masked(value: Tensor, mask: Tensor | None) -> Tensor:
     return (value.reshape(*mask.shape, -1) * mask[:, :, None]).flatten(1)
 
 
-def _refuse_non_finite(residual: Tensor) -> None:
+def _refuse_non_finite(residual: Tensor, rows: Tensor) -> None:
     if not residual.isfinite().all():
-        rows = (~residual.isfinite()).nonzero()[:, 0].tolist()
         raise FloatingPointError(
-            f"The function is not finite at the initial state of row(s) {rows}; check the weights and inputs for NaN."
+            f"The function is not finite at the initial state of row(s) {rows[~residual.isfinite()].tolist()}; check the weights and inputs for NaN."
         )
 
 

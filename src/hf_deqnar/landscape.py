@@ -28,7 +28,8 @@ class RescaledWeight(nn.Module):
     def norm(self, weight: Tensor) -> Tensor:
         if self.kind == "weight":
             return torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-        return torch.dot(self.left, weight @ self.right)
+        # Copies: `refresh` writes in place, and a graph built earlier in the same step must not notice.
+        return torch.dot(self.left.clone(), weight @ self.right.clone())
 
     def forward(self, weight: Tensor) -> Tensor:
         factor = self.scale / self.norm(weight)
@@ -137,14 +138,14 @@ class RandomState:
 
     def __init__(self, initial: Tensor, generator: torch.Generator | None = None) -> None:
         self.value = torch.zeros_like(initial)
-        self.evaluations = 0
+        self.evaluations = torch.zeros(initial.shape[0], device=initial.device)
         self.generator = generator
 
     def __call__(self, rows: Tensor, value: Tensor, residual: Tensor) -> None:
-        self.evaluations += 1
+        self.evaluations[rows] += 1
         draw = torch.rand(len(rows), generator=self.generator, device=value.device)
-        chosen = draw * self.evaluations < 1
-        self.value[rows[chosen]] = value[chosen]
+        chosen = draw * self.evaluations[rows] < 1
+        self.value[rows[chosen], : value.shape[1]] = value[chosen]
 
 
 def random_budget(max_nfe: int, generator: torch.Generator | None = None) -> int:

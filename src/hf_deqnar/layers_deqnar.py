@@ -95,7 +95,8 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor | None:
     """rows × 1 × 1 × positions: 0 where a position may be attended to, the least number elsewhere; None if all may."""
     if mask.all():
         return None
-    return torch.where(mask.bool(), 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None, :]
+    additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return additive.masked_fill(~mask.bool(), torch.finfo(dtype).min)[:, None, None, :]
 
 
 def sinusoidal_positions(length: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:

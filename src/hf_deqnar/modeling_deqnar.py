@@ -79,21 +79,32 @@ class Context:
     canvas_mask: Tensor | None  # rows, 1, 1, canvas; additive
     memory: list[tuple[Tensor, Tensor]]  # keys and values of every layer: rows, heads, source, features
     memory_mask: Tensor | None  # rows, 1, 1, source; additive
+    source_lengths: Tensor  # rows
     kept: list[Tensor] | None  # held dropout of every layer: rows, branch, canvas, width; scaled to keep the mean
     embedding: Tensor  # vocabulary, width
     scale: float  # what a token's embedding is multiplied by on its way in
 
     def select(self, rows: Tensor) -> "Context":
-        def take(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[rows]
-
+        """Only these rows, and only as much of the source as they need."""
+        source_lengths = self.source_lengths[rows]
+        source = int(source_lengths.max())
         return replace(
             self,
             injection=self.injection[rows],
-            canvas_mask=take(self.canvas_mask),
-            memory=[(key[rows], value[rows]) for key, value in self.memory],
-            memory_mask=take(self.memory_mask),
+            canvas_mask=None if self.canvas_mask is None else self.canvas_mask[rows],
+            memory=[(key[rows, :, :source], value[rows, :, :source]) for key, value in self.memory],
+            memory_mask=None if self.memory_mask is None else self.memory_mask[rows, :, :, :source],
+            source_lengths=source_lengths,
             kept=None if self.kept is None else [kept[rows] for kept in self.kept],
+        )
+
+    def trim(self, positions: int) -> "Context":
+        """Only the first positions of the canvas."""
+        return replace(
+            self,
+            injection=self.injection[:, :positions],
+            canvas_mask=None if self.canvas_mask is None else self.canvas_mask[..., :positions],
+            kept=None if self.kept is None else [kept[:, :, :positions] for kept in self.kept],
         )
 
 
@@ -122,9 +133,13 @@ class Transition(nn.Module):
             record.hidden_states.append(hidden)
         return hidden
 
+    def next_state(self, features: Tensor, context: Context) -> Tensor:
+        """What becomes of the features: here, they are the state."""
+        return features
+
     def forward(self, state: Tensor, context: Context) -> Tensor:
-        """The next state."""
-        return self.features(state, context)
+        """f(z)."""
+        return self.next_state(self.features(state, context), context)
 
     def hold_dropout(self, injection: Tensor) -> list[Tensor] | None:
         """Draw the masks of one solve; f has a fixed point only if they stay the same in every evaluation."""
@@ -144,8 +159,7 @@ class ImplicitTransition(Transition):
 class ExplicitTransition(Transition):
     """f = E[emb] ∘ softmax ∘ F: the state is the expected embedding of the predicted token. DEQNAR equation 2."""
 
-    def forward(self, state: Tensor, context: Context) -> Tensor:
-        features = self.features(state, context)
+    def next_state(self, features: Tensor, context: Context) -> Tensor:
         return predict(features, context).softmax(dim=-1) @ context.embedding * context.scale
 
 
@@ -164,8 +178,7 @@ class MixedTransition(Transition):
         )
         self.fusion_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, state: Tensor, context: Context) -> Tensor:
-        features = self.features(state, context)
+    def next_state(self, features: Tensor, context: Context) -> Tensor:
         with torch.no_grad():
             tokens = predict(features, context).argmax(dim=-1)
         embedded = functional.embedding(tokens, context.embedding) * context.scale
@@ -188,7 +201,7 @@ def predict(features: Tensor, context: Context) -> Tensor:
 
 @dataclass
 class BoundTransition:
-    """f(z) for one batch, in the form `solve` wants: a function of the state that can be narrowed to some rows."""
+    """f(z) for one batch, in the form `solve` wants: a function of the state that can be narrowed."""
 
     transition: Transition
     context: Context
@@ -198,6 +211,9 @@ class BoundTransition:
 
     def select(self, rows: Tensor) -> "BoundTransition":
         return replace(self, context=self.context.select(rows))
+
+    def trim(self, positions: int) -> "BoundTransition":
+        return replace(self, context=self.context.trim(positions))
 
 
 class LengthHead(nn.Module):
@@ -357,6 +373,7 @@ class DeqNarModel(DeqNarPreTrainedModel):
             canvas_mask=additive_mask(canvas_mask, injection.dtype),
             memory=[layer.cross_attention.project(memory) for layer in self.transition.layers],
             memory_mask=additive_mask(source_mask, injection.dtype),
+            source_lengths=source_mask.sum(dim=1),
             kept=self.transition.hold_dropout(injection),
             embedding=self.shared.weight,
             scale=self.embedding_scale,
@@ -414,14 +431,15 @@ class DeqNarModel(DeqNarPreTrainedModel):
         options: dict,
     ) -> FixedPoint:
         """An expected embedding is not what tokens are read from: the last evaluation of the budget gives features."""
+        transition, context = bound.transition, bound.context
         if max_nfe > 1:
             found = equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe - 1, **options)
-        else:
-            with torch.no_grad():
-                residual = measure_residual(initial, bound(initial), canvas_mask)
-            nfe = torch.zeros(initial.shape[0], dtype=torch.long, device=initial.device)
-            found = FixedPoint(initial, initial, residual, nfe, residual < options["tol"])
-        return replace(found, value=bound.transition.features(found.value, bound.context), nfe=found.nfe + 1)
+            return replace(found, value=transition.features(found.value, context), nfe=found.nfe + 1)
+        features = transition.features(initial, context)
+        with torch.no_grad():
+            residual = measure_residual(initial, transition.next_state(features, context), canvas_mask)
+        nfe = torch.ones(initial.shape[0], dtype=torch.long, device=initial.device)
+        return FixedPoint(initial, features, residual, nfe, residual < options["tol"])
 
     @can_return_tuple
     def forward(

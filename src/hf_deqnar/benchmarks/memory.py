@@ -1,0 +1,111 @@
+"""Peak memory of a training step, by gradient and by how many evaluations the solver may take.
+
+One whole step is measured: forward, backward and Adam, with the parameters themselves. Bytes are those torch's
+allocator handed out, so the figures do not depend on the machine. The tolerance is out of reach, so that every solve
+uses its whole budget. The last row is the stacked backbone: as many ordinary decoder layers as asked for.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ..configuration_deqnar import PRESETS, DeqNarConfig
+from ..modeling_deqnar import DeqNarForConditionalGeneration
+from .common import machine, markdown_table
+
+GRADIENTS = {
+    "one_step": {"gradient": "one_step"},
+    "phantom": {"gradient": "phantom"},
+    "ift": {"gradient": "ift"},
+    "unrolled": {"gradient": "unrolled"},
+    "unrolled, checkpointed": {"gradient": "unrolled"},
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", default="small", choices=PRESETS, help="size of the model")
+    parser.add_argument("--vocabulary", type=int, default=8000, help="tokens in the vocabulary")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the encoder and of the stacked decoder")
+    parser.add_argument("--rows", type=int, default=32, help="sentences in the batch")
+    parser.add_argument("--length", type=int, default=40, help="tokens of every sentence")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[5, 20, 40], help="evaluations of a solve")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and sentences")
+
+
+def measure(options: argparse.Namespace) -> dict:
+    if min(options.budgets) < 1:
+        raise ValueError(f"--budgets {min(options.budgets)}: a solve needs at least one evaluation.")
+    results = {}
+    for name, fields in GRADIENTS.items():
+        results[name] = {}
+        for budget in options.budgets:
+            steps = {"gradient_steps": budget, "max_nfe": budget} if "unrolled" in name else {"max_nfe": budget}
+            model = _model(options, refinement="implicit", tol=1e-30, gradient_tol=1e-30, **fields, **steps)
+            if "checkpointed" in name:
+                model.gradient_checkpointing_enable()
+            results[name][str(budget)] = _step_bytes(model, options)
+    stacked = _step_bytes(_model(options, refinement="stacked"), options)
+    settings = {key: getattr(options, key) for key in ("preset", "vocabulary", "layers", "rows", "length", "seed")}
+    return {
+        "machine": machine(torch.get_num_threads()),
+        "settings": settings,
+        "bytes": results,
+        "stacked_bytes": stacked,
+    }
+
+
+def _model(options: argparse.Namespace, **fields) -> DeqNarForConditionalGeneration:
+    torch.manual_seed(options.seed)
+    layers = {"encoder_layers": options.layers, "decoder_layers": options.layers}
+    config = DeqNarConfig.preset(options.preset, vocab_size=options.vocabulary, **layers, **fields)
+    return DeqNarForConditionalGeneration(config).train()
+
+
+def _step_bytes(model: DeqNarForConditionalGeneration, options: argparse.Namespace) -> int:
+    """Parameters, plus the most that was allocated beside them during one training step."""
+    tokens = torch.randint(10, options.vocabulary, (options.rows, options.length))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+
+    parameters = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return parameters + peak_bytes(step)
+
+
+def peak_bytes(run: Callable[[], None]) -> int:
+    """The most bytes allocated on the CPU at any moment of a call, beyond those there before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
+    allocated = peak = 0
+    for _, change in changes:
+        allocated += change
+        peak = max(peak, allocated)
+    return peak
+
+
+def table(figures: dict) -> str:
+    budgets = list(next(iter(figures["bytes"].values())))
+    first, last = budgets[0], budgets[-1]
+    stacked = figures["stacked_bytes"]
+    rows = []
+    for name, measured in figures["bytes"].items():
+        megabytes = [f"{measured[budget] / 1e6:.0f}" for budget in budgets]
+        growth, ratio = measured[last] / measured[first], measured[last] / stacked
+        rows.append([name, *megabytes, f"{growth:.2f}×", f"{ratio:.2f}×"])
+    depth = figures["settings"]["layers"]
+    rows.append([f"stacked, {depth} layers", *[f"{stacked / 1e6:.0f}"] * len(budgets), "", "1.00×"])
+    headers = ["gradient", *(f"MB at {budget}" for budget in budgets), f"{last} to {first}", "to stacked"]
+    return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}"

@@ -1,0 +1,126 @@
+"""Our solvers against torchdeq's, on the model's own transition and a ragged batch.
+
+All contenders solve the same masked function to the same tolerance from the same start, and take turns. Ours let a row
+leave when it has converged; torchdeq's go on until the slowest row has. An evaluation is one row seen by the transition
+once.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..configuration_deqnar import DeqNarConfig
+from ..fixed_point import SOLVERS, measure_residual, solve
+from ..modeling_deqnar import BoundTransition, DeqNarForConditionalGeneration
+from .common import interleaved_seconds, machine, markdown_table
+
+THEIR_NAMES = {"picard": "fixed_point_iter", "anderson": "anderson", "broyden": "broyden"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", help="a saved model; a randomly initialised one of the `small` size if not given")
+    parser.add_argument("--rows", type=int, default=32, help="sentences in the batch")
+    parser.add_argument("--shortest", type=int, default=5, help="tokens of the shortest sentence")
+    parser.add_argument("--longest", type=int, default=60, help="tokens of the longest sentence")
+    parser.add_argument("--tol", type=float, default=1e-3, help="relative residual to reach")
+    parser.add_argument("--max-nfe", type=int, default=40, help="most evaluations")
+    parser.add_argument("--memory", type=int, default=5, help="past steps of Anderson and Broyden, ours and theirs")
+    parser.add_argument("--repeats", type=int, default=15, help="timed turns of every contender")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and sentences")
+
+
+@dataclass
+class Problem:
+    """One ragged batch, bound to a model's transition."""
+
+    bound: BoundTransition
+    mask: Tensor
+    initial: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def ragged(cls, model: DeqNarForConditionalGeneration, rows: int, shortest: int, longest: int) -> "Problem":
+        """Random sentences with lengths spread evenly from shortest to longest; canvases are as long as they."""
+        lengths = torch.linspace(shortest, longest, rows).round().long()
+        inner, config = model.model, model.config
+        mask = torch.arange(longest)[None] < lengths[:, None]
+        words = torch.randint(10, config.vocab_size, mask.shape)
+        memory = inner.encode(torch.where(mask, words, config.pad_token_id), mask)
+        bound = inner.bind(inner.masked_canvas(lengths), mask, memory, mask)
+        return cls(bound, mask, torch.zeros_like(bound.context.injection))
+
+    def function(self, state: Tensor) -> Tensor:
+        """For solvers that know no masks: padding held at zero."""
+        return self.bound(state) * self.mask[:, :, None]
+
+
+def their_solver(name: str, problem: Problem, options: argparse.Namespace, calls: list) -> Callable[[], Tensor]:
+    try:
+        from torchdeq.solver import get_solver
+    except ImportError as error:
+        raise ImportError("The comparison needs torchdeq: pip install 'hf_deqnar[test]'.") from error
+    memory = {"anderson": {"m": options.memory + 1}, "broyden": {"LBFGS_thres": options.memory}}.get(name, {})
+
+    def function(state: Tensor) -> Tensor:
+        calls.append(len(state))
+        return problem.function(state)
+
+    @torch.no_grad()
+    def run() -> Tensor:
+        calls.clear()
+        solver = get_solver(THEIR_NAMES[name])
+        return solver(
+            function, problem.initial, max_iter=options.max_nfe, tol=options.tol, stop_mode="rel", **memory
+        )[0]
+
+    return run
+
+
+def measure(options: argparse.Namespace) -> dict:
+    if not 1 <= options.shortest <= options.longest:
+        raise ValueError(f"--shortest {options.shortest} must be between 1 and --longest {options.longest}.")
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    if options.model is None:
+        model = DeqNarForConditionalGeneration(DeqNarConfig.preset("small", vocab_size=4000))
+    else:
+        model = DeqNarForConditionalGeneration.from_pretrained(options.model)
+    problem = Problem.ragged(model.eval(), options.rows, options.shortest, options.longest)
+    settings = {"mask": problem.mask, "max_nfe": options.max_nfe, "tol": options.tol, "memory": options.memory}
+
+    runs, results = {}, {}
+    for name in SOLVERS:
+        ours = lambda name=name: solve(problem.bound, problem.initial, solver=name, **settings)  # noqa: E731
+        calls: list[int] = []
+        theirs = their_solver(name, problem, options, calls)
+        found, answer = ours(), theirs()
+        runs[f"ours {name}"], runs[f"torchdeq {name}"] = ours, theirs
+        results[f"ours {name}"] = {"evaluations": int(found.nfe.sum()), "residual": _worst(problem, found.value)}
+        results[f"torchdeq {name}"] = {"evaluations": sum(calls), "residual": _worst(problem, answer)}
+    for name, seconds in interleaved_seconds(runs, options.repeats).items():
+        results[name]["milliseconds"] = 1000 * seconds
+    settings = {key: getattr(options, key) for key in ("rows", "shortest", "longest", "tol", "memory", "repeats", "seed")}
+    settings |= {"model": options.model or "random, small", "d_model": model.config.d_model}
+    return {"machine": machine(options.threads), "settings": settings, "results": results}
+
+
+@torch.no_grad()
+def _worst(problem: Problem, answer: Tensor) -> float:
+    """The largest residual of any row, from one more evaluation at the answer."""
+    return float(measure_residual(answer, problem.bound(answer), problem.mask).max())
+
+
+def table(figures: dict) -> str:
+    rows = []
+    for name, result in figures["results"].items():
+        rival = figures["results"].get(name.replace("ours", "torchdeq"))
+        speed = f"{rival['milliseconds'] / result['milliseconds']:.2f}×" if name.startswith("ours") else ""
+        rows.append(
+            [name, f"{result['milliseconds']:.0f}", result["evaluations"], f"{result['residual']:.1e}", speed]
+        )
+    headers = ["solver", "ms", "evaluations", "worst residual", "speed against torchdeq's"]
+    return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}"

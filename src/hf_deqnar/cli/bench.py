@@ -1,0 +1,30 @@
+"""Measure speed and memory; every benchmark prints a table and can write its figures as JSON."""
+
+import argparse
+import json
+from pathlib import Path
+
+from ..benchmarks import memory, solver
+
+BENCHMARKS = {"solver": solver, "memory": memory}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="benchmark")
+    for name, module in BENCHMARKS.items():
+        summary = module.__doc__.strip().splitlines()[0]
+        benchmark = benchmarks.add_parser(
+            name, help=summary, description=module.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        module.add_arguments(benchmark)
+        benchmark.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+        benchmark.set_defaults(measure=module.measure, table=module.table)
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.json is not None and not options.json.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {options.json.parent} to write {options.json.name} into.")
+    figures = options.measure(options)
+    print(options.table(figures))
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,37 @@
+"""Entry point of `hf-deqnar`."""
+
+import argparse
+import os
+import sys
+
+from . import bench
+
+VERBS = {"bench": bench}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hf-deqnar", description="Deep-equilibrium non-autoregressive translation.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+    for name, module in VERBS.items():
+        summary = module.__doc__.strip().splitlines()[0]
+        verb = verbs.add_parser(name, help=summary, description=summary)
+        module.add_arguments(verb)
+        verb.set_defaults(run=module.run)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb. Errors that a user can mend are one line on stderr and exit status 1."""
+    options = make_parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except BrokenPipeError:  # the reader of our output has left; that is its good right
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+        print(f"hf-deqnar {options.verb}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

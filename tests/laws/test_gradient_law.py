@@ -1,0 +1,121 @@
+"""IFT is the gradient through an iteration unrolled to convergence; phantom tends to it; memory does not grow."""
+
+import pytest
+import torch
+
+from hf_deqnar.implicit_gradient import GradientOptions, equilibrium
+
+from ..conftest import padded, random_sentences, small_model
+from .functions import Contraction
+
+
+def parameter_gradients(options: GradientOptions, **solver_options) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    function = Contraction.random(rows=5, positions=3, features=6, strength=0.8)
+    function.weight.requires_grad_()
+    function.context.requires_grad_()
+    found = equilibrium(function, torch.zeros_like(function.context), gradient=options, **solver_options)
+    target = torch.linspace(-1, 1, found.value.numel(), dtype=torch.float64).view_as(found.value)
+    loss = (found.value - target).pow(2).sum()
+    return list(torch.autograd.grad(loss, [function.weight, function.context]))
+
+
+def distance(ours: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, exact, strict=True))
+
+
+EXACT = GradientOptions("unrolled", steps=200)
+TIGHT = {"tol": 1e-12, "max_nfe": 100}
+
+
+@pytest.mark.parametrize("solver", ["picard", "anderson", "broyden"])
+def test_ift_is_the_gradient_of_an_iteration_unrolled_to_convergence(solver):
+    ift = GradientOptions("ift", solver=solver, max_nfe=200, tol=1e-12)
+    assert distance(parameter_gradients(ift, **TIGHT), parameter_gradients(EXACT)) < 1e-9
+
+
+def test_phantom_tends_to_ift_as_steps_grow():
+    exact = parameter_gradients(EXACT)
+    errors = [distance(parameter_gradients(GradientOptions("phantom", steps=k), **TIGHT), exact) for k in (1, 4, 16, 80)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.1
+    assert errors[-1] < 1e-6
+
+
+def test_one_step_replaces_the_inverse_by_the_identity():
+    one_step = parameter_gradients(GradientOptions("one_step"), **TIGHT)
+    phantom = parameter_gradients(GradientOptions("phantom", steps=1, damping=1.0), **TIGHT)
+    assert distance(one_step, phantom) < 1e-12
+    truncated = parameter_gradients(GradientOptions("ift", solver="picard", max_nfe=1), **TIGHT)
+    assert distance(one_step, truncated) > 1e-3  # one product with the Jacobian is already another gradient
+
+
+def test_a_checkpointed_iteration_has_the_same_gradient():
+    stored = parameter_gradients(GradientOptions("unrolled", steps=12))
+    recomputed = parameter_gradients(GradientOptions("unrolled", steps=12, checkpoint=True))
+    assert distance(recomputed, stored) == 0
+
+
+def saved_bytes(kind: str, budget: int, **fields) -> int:
+    """What autograd keeps for the backward pass of one training step."""
+    model = small_model(gradient=kind, max_nfe=budget, gradient_steps=budget if kind == "unrolled" else 3, tol=1e-30)
+    model.train()
+    if fields.get("checkpoint"):
+        model.gradient_checkpointing_enable()
+    tokens = padded(random_sentences(4))
+    storages = {}
+
+    def keep(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model(input_ids=tokens, labels=tokens.masked_fill(tokens == 1, -100))
+    assert int(out.nfe.max()) == budget
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("kind", ["one_step", "phantom", "ift"])
+def test_memory_does_not_grow_with_evaluations(kind):
+    assert saved_bytes(kind, budget=40) == saved_bytes(kind, budget=5)
+
+
+def test_memory_of_an_unrolled_iteration_grows_unless_it_is_checkpointed():
+    growth = saved_bytes("unrolled", budget=40) - saved_bytes("unrolled", budget=5)
+    checkpointed = saved_bytes("unrolled", budget=40, checkpoint=True) - saved_bytes("unrolled", 5, checkpoint=True)
+    assert growth > 0
+    assert checkpointed < growth / 5
+
+
+@pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
+def test_the_model_learns_by_the_exact_gradient(refinement):
+    """The whole model in training, dropout included: ift equals back-propagation through 80 evaluations.
+
+    By plain iteration, because `mixed` jumps between tokens and another path may end in another equilibrium.
+    """
+
+    def gradients(**fields) -> dict[str, torch.Tensor]:
+        model = small_model(refinement=refinement, tol=1e-12, max_nfe=80, solver="picard", **fields).train()
+        if refinement == "mixed":  # a random fusion cycles between tokens; a gentle one settles
+            model.model.transition.fusion[2].weight.data *= 0.1
+        tokens = padded(random_sentences(3))
+        torch.manual_seed(1)
+        out = model(input_ids=tokens, labels=tokens.masked_fill(tokens == 1, -100))
+        assert out.converged.all()
+        out.loss.backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    exact = gradients(gradient="unrolled", gradient_steps=80)
+    ours = gradients(gradient="ift", gradient_max_nfe=80, gradient_tol=1e-12)
+    for name, gradient in exact.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_gradients_flow_in_evaluation_mode():
+    model = small_model()
+    assert not model.training
+    tokens = padded(random_sentences(3))
+    model(input_ids=tokens, labels=tokens.masked_fill(tokens == 1, -100)).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.no_grad():
+        assert not model(input_ids=tokens).logits.requires_grad

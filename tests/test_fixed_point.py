@@ -1,0 +1,139 @@
+import pytest
+import torch
+
+from hf_deqnar import solve
+from hf_deqnar.fixed_point import SOLVERS, _length_groups
+
+from .laws.functions import Contraction
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_plain_function_on_any_shape(solver):
+    for shape in [(2, 1), (3, 4), (2, 3, 4), (2, 3, 4, 5)]:
+        found = solve(torch.cos, torch.rand(shape), solver=solver, tol=1e-5, max_nfe=60)
+        torch.testing.assert_close(found.value, torch.full(shape, 0.7390851), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tol": 0.0}, "tol must be above 0"),
+        ({"tol": -1.0}, "tol must be above 0"),
+        ({"tol": float("nan")}, "tol must be above 0"),
+        ({"max_nfe": 0}, "max_nfe must be at least 1"),
+        ({"solver": "newton"}, "Unknown solver 'newton'; choose one of picard, anderson, broyden"),
+        ({"memory": 0}, "memory must be at least 1.*picard"),
+        ({"damping": 0.0}, "damping"),
+        ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"mask is \(2, 5\).*\(2, 3\)"),
+        ({"mask": torch.tensor([[True] * 3, [False] * 3])}, r"Row\(s\) \[1\] are masked everywhere"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        solve(torch.cos, torch.zeros(2, 3), **options)
+
+
+@pytest.mark.parametrize("initial", [torch.zeros(0, 3), torch.zeros(2, 0), torch.zeros(3), torch.zeros(2, 3, dtype=torch.long)])
+def test_an_initial_state_must_have_something_in_it(initial):
+    with pytest.raises(ValueError, match="initial state"):
+        solve(torch.cos, initial)
+
+
+def test_a_function_that_is_not_finite_at_the_start_is_an_error_that_names_its_rows():
+    context = torch.tensor([[0.0], [float("nan")], [1.0]])
+    with pytest.raises(FloatingPointError, match=r"row\(s\) \[1\]"):
+        solve(lambda z: z * 0.5 + context, torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_function_that_turns_to_nan_on_the_way_gives_its_last_good_answer(solver):
+    found = solve(lambda z: torch.where(z > 3, float("nan"), 2 * z + 1), torch.ones(2, 2), solver=solver, max_nfe=15)
+    assert found.state.isfinite().all()
+    assert found.value.isfinite().all()
+    assert found.residual.isfinite().all()
+
+
+def test_a_diverging_row_does_not_disturb_its_neighbours():
+    slopes = torch.tensor([[0.5], [-40.0], [0.9]], dtype=torch.float64)
+    function = Contraction(torch.eye(1, dtype=torch.float64), torch.zeros(3, 1, 1, dtype=torch.float64))
+    function.__class__ = type("Slopes", (Contraction,), {"__call__": lambda self, z: torch.sin(slopes[:, None] * z) + 1})
+    found = solve(lambda z: torch.sin(slopes * z) + 1, torch.zeros(3, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
+    alone = solve(lambda z: torch.sin(slopes[2:] * z) + 1, torch.zeros(1, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
+    assert found.converged[0]
+    assert found.nfe[2] == alone.nfe[0]
+    assert torch.equal(found.value[2], alone.value[0])
+
+
+def test_the_best_iterate_is_returned_not_the_last():
+    visited = []
+
+    def wandering(z):
+        visited.append(float((z.cos() * 5 - z).abs() / (z.cos() * 5).abs()))
+        return z.cos() * 5
+
+    found = solve(wandering, torch.ones(1, 1), solver="picard", max_nfe=15, tol=1e-9)
+    assert not found.converged.any()
+    assert float(found.residual) == pytest.approx(min(visited), rel=1e-4)
+
+
+def test_damping_settles_what_plain_iteration_cannot():
+    swinging = lambda z: -1.5 * z + 1  # noqa: E731
+    assert not solve(swinging, torch.zeros(1, 1), solver="picard", max_nfe=50).converged.any()
+    assert solve(swinging, torch.zeros(1, 1), solver="picard", damping=0.5, max_nfe=50).converged.all()
+
+
+def test_the_trajectory_holds_every_evaluation_of_every_row():
+    function = Contraction.random(rows=5, positions=2, features=4, strength=0.9)
+    found = solve(function, function.zeros, keep_trajectory=True, tol=1e-6, max_nfe=30)
+    counts = torch.zeros(5, dtype=torch.long)
+    for step in found.trajectory:
+        counts[step.rows] += 1
+    assert torch.equal(counts, found.nfe)
+    assert torch.equal(found.trajectory[0].value, function(function.zeros))
+    assert solve(function, function.zeros).trajectory is None
+
+
+def test_an_observer_can_stop_rows():
+    function = Contraction.random(rows=4, positions=2, features=4, strength=0.9)
+    seen = {row: 0 for row in range(4)}
+
+    def stop_even_rows_after_three(rows, value, residual):
+        for row in rows.tolist():
+            seen[row] += 1
+        return torch.tensor([row % 2 == 0 and seen[row] == 3 for row in rows.tolist()])
+
+    found = solve(function, function.zeros, tol=1e-10, max_nfe=60, observe=stop_even_rows_after_three)
+    assert found.nfe[[0, 2]].tolist() == [3, 3]
+    assert not found.converged[[0, 2]].any()
+    assert found.converged[[1, 3]].all()
+
+
+def test_low_precision_is_solved_in_fp32():
+    function = Contraction.random(rows=4, positions=2, features=16, strength=0.8, dtype=torch.float32)
+    half = Contraction(function.weight.bfloat16(), function.context.bfloat16())
+    found = solve(half, half.zeros, tol=2e-2)
+    assert found.state.dtype == found.value.dtype == torch.bfloat16
+    assert found.residual.dtype == torch.float32
+    assert found.converged.all()
+    exact = solve(function, function.zeros, tol=1e-6)
+    assert (found.value.float() - exact.value).norm() / exact.value.norm() < 0.05
+
+
+def test_no_graph_is_built():
+    weight = torch.tensor(0.5, requires_grad=True)
+    assert not solve(lambda z: weight * z + 1, torch.zeros(1, 1)).value.requires_grad
+
+
+def test_rows_of_similar_length_are_solved_together():
+    class Trimmable:
+        trim = None
+
+    lengths = torch.tensor([60, 5, 6, 58, 5, 30, 31, 59] * 8)
+    mask = torch.arange(60) < lengths[:, None]
+    groups = _length_groups(Trimmable(), torch.zeros(64, 60, 2), mask)
+    assert sorted(torch.cat([rows for rows, _ in groups]).tolist()) == list(range(64))
+    assert len(groups) == 3
+    for rows, positions in groups:
+        assert positions == int(lengths[rows].max())
+        assert int(lengths[rows].min()) > positions - 6
+    assert len(_length_groups(torch.cos, torch.zeros(64, 60, 2), mask)) == 1
