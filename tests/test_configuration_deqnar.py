@@ -5,7 +5,9 @@ from hf_deqnar import DeqNarConfig
 from .conftest import small_config
 
 
-@pytest.mark.parametrize(("name", "width", "heads"), [("tiny", 128, 4), ("small", 256, 4), ("base", 512, 8), ("big", 1024, 16)])
+@pytest.mark.parametrize(
+    ("name", "width", "heads"), [("tiny", 128, 4), ("small", 256, 4), ("base", 512, 8), ("big", 1024, 16)]
+)
 def test_presets_have_the_promised_sizes(name, width, heads):
     config = DeqNarConfig.preset(name)
     assert (config.d_model, config.encoder_attention_heads, config.decoder_attention_heads) == (width, heads, heads)
@@ -52,14 +54,14 @@ def test_the_source_is_copied_where_the_canvas_would_be_blank_without_it(length,
     ],
 )
 def test_an_impossible_configuration_is_refused_by_name(fields, named):
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r".") as caught:
         small_config(**fields)
     for words in named:
         assert words in str(caught.value)
 
 
 def test_an_unknown_preset_lists_the_known_ones():
-    with pytest.raises(ValueError, match="'huge'.*tiny, small, base, big"):
+    with pytest.raises(ValueError, match=r"'huge'.*tiny, small, base, big"):
         DeqNarConfig.preset("huge")
 
 

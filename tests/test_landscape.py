@@ -142,5 +142,7 @@ def test_a_share_of_the_rows_starts_from_noise():
 def test_the_spectral_radius_is_the_largest_eigenvalue():
     matrix = torch.randn(3, 10, 10, dtype=torch.float64)
     exact = torch.linalg.eigvals(matrix).abs().amax(dim=1)
-    estimate = spectral_radius(lambda z: (z[:, None] @ matrix)[:, 0], torch.zeros(3, 10, dtype=torch.float64), iterations=400)
+    estimate = spectral_radius(
+        lambda z: (z[:, None] @ matrix)[:, 0], torch.zeros(3, 10, dtype=torch.float64), iterations=400
+    )
     torch.testing.assert_close(estimate, exact, rtol=0.03, atol=0)

@@ -1,4 +1,4 @@
-"""A row reported as converged has a residual under tol when f is evaluated once more by hand; one that is not says so."""
+"""A row called converged has a residual under tol when f is evaluated once more by hand; one that is not says so."""
 
 import pytest
 import torch

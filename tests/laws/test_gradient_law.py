@@ -36,7 +36,9 @@ def test_ift_is_the_gradient_of_an_iteration_unrolled_to_convergence(solver):
 
 def test_phantom_tends_to_ift_as_steps_grow():
     exact = parameter_gradients(EXACT)
-    errors = [distance(parameter_gradients(GradientOptions("phantom", steps=k), **TIGHT), exact) for k in (1, 4, 16, 80)]
+    errors = [
+        distance(parameter_gradients(GradientOptions("phantom", steps=k), **TIGHT), exact) for k in (1, 4, 16, 80)
+    ]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.1
     assert errors[-1] < 1e-6

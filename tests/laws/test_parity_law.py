@@ -27,7 +27,12 @@ def test_same_point_in_no_more_evaluations(solver, strength, tol, seed):
     name, their_options, our_options = COUNTERPARTS[solver]
     calls = []
     theirs, _, _ = torchdeq_solver.get_solver(name)(
-        lambda z: calls.append(1) or function(z), function.zeros, max_iter=100, tol=tol, stop_mode="rel", **their_options
+        lambda z: calls.append(1) or function(z),
+        function.zeros,
+        max_iter=100,
+        tol=tol,
+        stop_mode="rel",
+        **their_options,
     )
     ours = solve(function, function.zeros, solver=solver, max_nfe=100, tol=tol, **our_options)
     assert ours.converged.all()

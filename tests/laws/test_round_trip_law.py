@@ -46,7 +46,9 @@ def test_saving_and_loading_changes_nothing(tmp_path, refinement, weight_norm):
 
 
 def test_a_configuration_survives_the_round_trip(tmp_path):
-    config = DeqNarConfig.preset("small", refinement="mixed", length="ctc", latent="vae", tol=3e-4, weight_norm="weight")
+    config = DeqNarConfig.preset(
+        "small", refinement="mixed", length="ctc", latent="vae", tol=3e-4, weight_norm="weight"
+    )
     config.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
 

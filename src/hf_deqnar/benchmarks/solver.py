@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tol", type=float, default=1e-3, help="relative residual to reach")
     parser.add_argument("--max-nfe", type=int, default=40, help="most evaluations")
     parser.add_argument("--memory", type=int, default=5, help="past steps of Anderson and Broyden, ours and theirs")
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of every contender")
+    parser.add_argument("--repeats", type=int, default=25, help="timed turns of every contender")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
     parser.add_argument("--seed", type=int, default=0, help="of weights and sentences")
 
@@ -73,9 +73,9 @@ def their_solver(name: str, problem: Problem, options: argparse.Namespace, calls
     def run() -> Tensor:
         calls.clear()
         solver = get_solver(THEIR_NAMES[name])
-        return solver(
-            function, problem.initial, max_iter=options.max_nfe, tol=options.tol, stop_mode="rel", **memory
-        )[0]
+        return solver(function, problem.initial, max_iter=options.max_nfe, tol=options.tol, stop_mode="rel", **memory)[
+            0
+        ]
 
     return run
 
@@ -103,7 +103,9 @@ def measure(options: argparse.Namespace) -> dict:
         results[f"torchdeq {name}"] = {"evaluations": sum(calls), "residual": _worst(problem, answer)}
     for name, seconds in interleaved_seconds(runs, options.repeats).items():
         results[name]["milliseconds"] = 1000 * seconds
-    settings = {key: getattr(options, key) for key in ("rows", "shortest", "longest", "tol", "memory", "repeats", "seed")}
+    settings = {
+        key: getattr(options, key) for key in ("rows", "shortest", "longest", "tol", "memory", "repeats", "seed")
+    }
     settings |= {"model": options.model or "random, small", "d_model": model.config.d_model}
     return {"machine": machine(options.threads), "settings": settings, "results": results}
 
@@ -119,8 +121,6 @@ def table(figures: dict) -> str:
     for name, result in figures["results"].items():
         rival = figures["results"].get(name.replace("ours", "torchdeq"))
         speed = f"{rival['milliseconds'] / result['milliseconds']:.2f}×" if name.startswith("ours") else ""
-        rows.append(
-            [name, f"{result['milliseconds']:.0f}", result["evaluations"], f"{result['residual']:.1e}", speed]
-        )
+        rows.append([name, f"{result['milliseconds']:.0f}", result["evaluations"], f"{result['residual']:.1e}", speed])
     headers = ["solver", "ms", "evaluations", "worst residual", "speed against torchdeq's"]
     return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}"

@@ -1,0 +1,53 @@
+"""The command line, as a user runs it: in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "hf_deqnar.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_bench_solver_prints_a_table_and_writes_its_figures(tmp_path):
+    pytest.importorskip("torchdeq", reason="torchdeq is part of the test extra")
+    file = tmp_path / "figures.json"
+    done = run("bench", "solver", "--rows", "4", "--longest", "12", "--repeats", "1", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())["results"]
+    for solver in ("picard", "anderson", "broyden"):
+        assert f"ours {solver}" in done.stdout
+        assert f"torchdeq {solver}" in done.stdout
+        assert 0 < results[f"ours {solver}"]["evaluations"] <= results[f"torchdeq {solver}"]["evaluations"]
+        assert results[f"ours {solver}"]["residual"] < 2e-3
+
+
+def test_bench_memory_prints_a_table_and_writes_its_figures(tmp_path):
+    file = tmp_path / "figures.json"
+    small = ["--preset", "tiny", "--rows", "16", "--length", "24", "--layers", "2", "--vocabulary", "100"]
+    done = run("bench", "memory", *small, "--budgets", "6", "30", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())["bytes"]
+    assert figures["unrolled"]["30"] > 1.5 * figures["unrolled"]["6"]
+    assert figures["one_step"]["30"] < 1.05 * figures["one_step"]["6"]
+    assert "stacked, 2 layers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "solver", "--json", "/no/such/folder/file.json"], "There is no folder /no/such/folder"),
+        (["bench", "solver", "--shortest", "9", "--longest", "3"], "--shortest 9 must be between 1 and --longest 3"),
+        (["bench", "solver", "--tol", "0"], "tol must be above 0"),
+        (["bench", "memory", "--budgets", "0"], "--budgets 0"),
+    ],
+)
+def test_errors_are_one_readable_line(arguments, message):
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,352 @@
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+from transformers import PreTrainedModel
+from transformers.utils import hub
+
+from hf_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+
+from .conftest import FIRST_WORD, PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
+
+MASK = 4
+
+
+def labelled(count: int = 4) -> dict[str, torch.Tensor]:
+    tokens = padded(random_sentences(count, shortest=3))
+    return {"input_ids": tokens, "labels": tokens.masked_fill(tokens == PAD, -100)}
+
+
+@pytest.mark.parametrize("latent", ["none", "vae"])
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+@pytest.mark.parametrize("layer_norm", ["post", "pre"])
+def test_training_moves_every_parameter(refinement, length, latent, layer_norm):
+    model = small_model(refinement=refinement, length=length, latent=latent, layer_norm=layer_norm).train()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = model(**labelled()).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    still = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
+    assert still == []
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_the_same_input_gives_the_same_output(refinement):
+    model, tokens = small_model(refinement=refinement), padded(random_sentences(4))
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+def test_embeddings_are_tied_and_stay_so_after_resizing():
+    model = small_model()
+    assert model.lm_head.weight is model.model.shared.weight
+    model.resize_token_embeddings(VOCABULARY + 7)
+    assert model.lm_head.weight is model.model.shared.weight
+    assert model.config.vocab_size == VOCABULARY + 7
+    with torch.no_grad():
+        assert model(input_ids=padded(random_sentences(2))).logits.shape[-1] == VOCABULARY + 7
+
+
+def test_untied_embeddings_are_two_matrices(tmp_path):
+    model = small_model(tie_word_embeddings=False)
+    assert model.lm_head.weight is not model.model.shared.weight
+    model.save_pretrained(tmp_path)
+    loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64)
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    assert not torch.equal(loaded.lm_head.weight, loaded.model.shared.weight)
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_tuples_hold_the_same_as_named_outputs(refinement):
+    model, batch = small_model(refinement=refinement), labelled()
+    with torch.no_grad():
+        named, plain = model(**batch), model(**batch, return_dict=False)
+    assert isinstance(plain, tuple)
+    for ours, theirs in zip(plain, named.to_tuple(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert plain[0] == named.loss
+
+
+def test_hidden_states_and_attentions_come_out_whole():
+    model = small_model(transition_layers=2)
+    tokens = padded([[7, 8, 9], [10, 11]])
+    canvas = padded([[MASK] * 5, [MASK] * 4])
+    with torch.no_grad():
+        out = model(input_ids=tokens, decoder_input_ids=canvas, output_attentions=True, output_hidden_states=True)
+        plain = model(input_ids=tokens, decoder_input_ids=canvas)
+    torch.testing.assert_close(out.logits, plain.logits)
+    assert [tuple(hidden.shape) for hidden in out.encoder_hidden_states] == [(2, 3, 32)] * 3
+    assert [tuple(hidden.shape) for hidden in out.decoder_hidden_states] == [(2, 5, 32)] * 3
+    assert [tuple(weights.shape) for weights in out.encoder_attentions] == [(2, 4, 3, 3)] * 2
+    assert [tuple(weights.shape) for weights in out.decoder_attentions] == [(2, 4, 5, 5)] * 2
+    assert [tuple(weights.shape) for weights in out.cross_attentions] == [(2, 4, 5, 3)] * 2
+    for weights in (*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions):
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
+    assert (out.cross_attentions[0][1, :, :, 2] == 0).all()  # nobody looks at padding
+    real = out.canvas_mask
+    torch.testing.assert_close(out.decoder_hidden_states[-1][real], out.last_hidden_state[real])
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_eager_and_fused_attention_agree(refinement):
+    model, tokens = small_model(refinement=refinement, length="ctc"), padded(random_sentences(5))
+    with torch.no_grad():
+        fused = model(input_ids=tokens).logits
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(model(input_ids=tokens).logits, fused)
+
+
+@pytest.mark.parametrize("kind", ["one_step", "phantom", "ift", "unrolled"])
+def test_gradient_checkpointing_changes_memory_and_nothing_else(kind):
+    def gradients(checkpointing: bool) -> dict[str, torch.Tensor]:
+        model = small_model(gradient=kind).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(5)
+        model(**labelled()).loss.backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    stored, recomputed = gradients(False), gradients(True)
+    for name, gradient in stored.items():
+        torch.testing.assert_close(recomputed[name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("refinement", ["implicit", "mixed"])
+def test_dropout_is_held_for_the_length_of_a_solve(refinement):
+    """In training f has a fixed point only if it is the same function in every evaluation."""
+    model = small_model(refinement=refinement, dropout=0.3, max_nfe=200, tol=1e-8).train()
+    if refinement == "mixed":
+        model.model.transition.fusion[2].weight.data *= 0.02  # a random fusion cycles between tokens
+    out = model(**labelled())
+    assert out.converged.all()
+    assert not torch.equal(out.logits, model(**labelled()).logits)  # and drawn anew for the next
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_half_precision_weights_are_solved_in_fp32(refinement, dtype):
+    model, tokens = small_model(torch.float32, refinement=refinement), padded(random_sentences(4))
+    canvas = model.model.masked_canvas((tokens != PAD).sum(dim=1))
+    with torch.no_grad():
+        exact = model(input_ids=tokens, decoder_input_ids=canvas)
+        half = model.to(dtype)(input_ids=tokens, decoder_input_ids=canvas)
+    assert half.logits.dtype == dtype
+    if refinement != "stacked":
+        assert half.residual.dtype == torch.float32
+    if refinement != "mixed":  # one other arg-max on the way is another equilibrium
+        real = canvas != PAD
+        assert (half.logits.float() - exact.logits)[real].abs().mean() < 0.05 * exact.logits[real].abs().mean()
+
+
+def test_revealed_tokens_and_positions_reach_the_equilibrium():
+    """An equilibrium forgets where it started; only what is injected in every evaluation can matter."""
+    model, tokens = small_model(tol=1e-9, max_nfe=60), padded(random_sentences(2, shortest=6, longest=6))
+    hidden = torch.full((2, 6), MASK)
+    revealed = hidden.clone()
+    revealed[:, 2] = FIRST_WORD + 1
+    with torch.no_grad():
+        masked = model(input_ids=tokens, decoder_input_ids=hidden)
+        glanced = model(input_ids=tokens, decoder_input_ids=revealed)
+        elsewhere = model(input_ids=tokens, decoder_input_ids=hidden, initial_state=torch.randn_like(masked.state))
+    assert (masked.logits - glanced.logits).abs().max() > 1e-2
+    assert (masked.logits[:, 0] - masked.logits[:, 1]).abs().max() > 1e-2
+    torch.testing.assert_close(masked.logits, elsewhere.logits, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer_norm", ["post", "pre"])
+def test_one_evaluation_of_a_deep_transition_is_the_stacked_backbone(layer_norm):
+    stacked = small_model(refinement="stacked", layer_norm=layer_norm)
+    tokens = padded(random_sentences(4))
+    with torch.no_grad():
+        expected = stacked(input_ids=tokens)
+        for fields in ({"refinement": "implicit", "transition_layers": 2}, {"refinement": "explicit"}):
+            model = small_model(layer_norm=layer_norm, **fields)
+            model.load_state_dict(stacked.state_dict())
+            out = model(input_ids=tokens, max_nfe=1)
+            assert torch.equal(out.logits[out.canvas_mask], expected.logits[out.canvas_mask])
+
+
+def test_an_encoder_run_once_serves_many_canvases():
+    model, tokens = small_model(), padded(random_sentences(3))
+    with torch.no_grad():
+        first = model(input_ids=tokens)
+        again = model(encoder_outputs=(first.encoder_last_hidden_state,), attention_mask=tokens != PAD)
+    assert torch.equal(first.logits, again.logits)
+
+
+def test_budget_tolerance_and_solver_can_be_set_for_one_call():
+    model, tokens = small_model(), padded(random_sentences(3))
+    with torch.no_grad():
+        assert model(input_ids=tokens, max_nfe=2).nfe.tolist() == [2, 2, 2]
+        tight = model(input_ids=tokens, tol=1e-6, max_nfe=50, solver="broyden")
+    assert (tight.residual < 1e-6).all()
+    assert model.config.tol == 1e-3
+
+
+def test_ctc_canvases_are_twice_the_source():
+    model = small_model(length="ctc")
+    with torch.no_grad():
+        out = model(input_ids=padded([[7, 8, 9], [10]]))
+    assert out.canvas_mask.sum(dim=1).tolist() == [6, 2]
+
+
+def test_the_length_head_learns_offsets_and_predicts_them():
+    head = small_model().model.length_head
+    source, target = torch.tensor([5, 6, 100]), torch.tensor([7, 3, 1])
+    logits = torch.full((3, 16), -20.0)
+    logits[0, 8 + 2] = logits[1, 8 - 3] = logits[2, 0] = 20.0  # the last offset is out of range and clamped
+    assert head.loss(logits, source, target) < 1e-6
+    assert head.lengths(logits, source)[:, 0].tolist() == [7, 3, 92]
+    assert head.lengths(logits, torch.tensor([1, 1, 1]), count=3).min() == 1
+
+
+def test_the_latent_divergence_is_that_of_two_gaussians():
+    model = small_model(latent="vae", length="ctc")
+    head = model.model.latent_head
+    for linear in (head.prior, head.posterior):
+        linear.weight.data.normal_(std=0.2)
+    memory, target = torch.randn(2, 4, 32, dtype=torch.float64), torch.randn(2, 3, 32, dtype=torch.float64)
+    mask, target_mask = torch.tensor([[True] * 4, [True, True, False, False]]), torch.ones(2, 3, dtype=torch.bool)
+    _, divergence = head(memory, mask, target, target_mask)
+
+    key, value = head.posterior_layer.cross_attention.project(target)
+    minus = torch.finfo(torch.float64).min
+    additive = torch.zeros(2, 1, 1, 4, dtype=torch.float64).masked_fill(~mask[:, None, None], minus)
+    hidden = head.posterior_layer(memory, key, value, additive, None, None, None, None)
+    q_mean, q_log = head.posterior(hidden)
+    p_mean, p_log = head.prior(memory)
+    normal = torch.distributions.Normal
+    expected = torch.distributions.kl_divergence(normal(q_mean, q_log.exp()), normal(p_mean, p_log.exp()))
+    torch.testing.assert_close(divergence, (expected.sum(dim=-1) * mask).sum(dim=1))
+
+
+def test_free_bits_put_a_floor_under_the_divergence():
+    with torch.no_grad():
+        out = small_model(latent="vae", length="ctc", latent_free_bits=0.5)(**labelled(2))
+    lengths = (labelled(2)["input_ids"] != PAD).sum(dim=1)
+    torch.testing.assert_close(out.latent_kl, 0.5 * lengths.double())
+
+
+def test_the_latent_prior_speaks_when_there_is_no_target():
+    model = small_model(latent="vae", length="ctc")
+    model.model.latent_head.prior.weight.data.normal_(std=0.2)
+    with torch.no_grad():
+        tokens = padded(random_sentences(2))
+        with_latent = model(input_ids=tokens)
+        model.model.latent_head.lift.weight.data.zero_()
+        without = model(input_ids=tokens)
+    assert with_latent.latent_kl is None
+    assert not torch.allclose(with_latent.logits, without.logits)
+
+
+def test_a_bad_batch_is_refused_in_words():
+    model = small_model()
+    good = torch.tensor([[7, 8, 9]])
+    for inputs, message in [
+        ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, r"source is empty: its shape is \(0, 4\)"),
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, r"source is empty"),
+        ({"input_ids": torch.tensor([[7, 8], [PAD, PAD]])}, r"Row\(s\) \[1\] of the source are all padding"),
+        ({"input_ids": torch.tensor([[7, 8], [PAD, 8]])}, "padded on the left.*padding_side"),
+        ({"input_ids": torch.full((1, 129), 7)}, "source is 129 positions long, but max_position_embeddings is 128"),
+        ({"input_ids": good, "decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)}, "canvas is empty"),
+        ({"input_ids": good, "decoder_input_ids": torch.tensor([[PAD]])}, r"Row\(s\) \[0\] of the canvas"),
+        ({"input_ids": good, "decoder_input_ids": torch.full((1, 200), MASK)}, "canvas is 200 positions long"),
+        ({"input_ids": good, "labels": torch.tensor([[-100, -100]])}, "canvas is empty"),
+        (
+            {"input_ids": good, "labels": torch.tensor([[7, 8]]), "decoder_input_ids": torch.tensor([[MASK] * 3])},
+            r"canvas is \(1, 3\) but the labels are \(1, 2\)",
+        ),
+        ({}, "Give input_ids"),
+        ({"input_ids": good, "solver": "newton"}, "Unknown solver 'newton'"),
+        ({"input_ids": good, "max_nfe": 0}, "max_nfe must be at least 1"),
+        ({"input_ids": good, "tol": 0.0}, "tol must be above 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model(**inputs)
+
+
+def test_a_ctc_source_that_would_overflow_the_canvas_is_refused():
+    with pytest.raises(ValueError, match="canvas is 140 positions long"):
+        small_model(length="ctc")(input_ids=torch.full((1, 70), 7))
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+@pytest.mark.parametrize("where", ["encoder", "transition", "shared"])
+def test_nan_in_the_weights_never_passes_silently(refinement, where):
+    model = small_model(refinement=refinement)
+    parameters = list(getattr(model.model, where).parameters())
+    parameters[0].data[..., 0] = float("nan")
+    with pytest.raises(FloatingPointError, match="finite"), torch.no_grad():
+        model(input_ids=padded(random_sentences(2)), decoder_input_ids=torch.full((2, 4), MASK))
+
+
+def test_a_transition_that_expands_gives_a_finite_answer_marked_as_unconverged():
+    model = small_model(refinement="implicit", layer_norm="pre")
+    for parameter in model.model.transition.parameters():
+        parameter.data.mul_(30)
+    with torch.no_grad():
+        out = model(input_ids=padded(random_sentences(4)), tol=1e-6)
+    assert out.logits.isfinite().all()
+    assert not out.converged.all()
+    assert (out.residual[~out.converged] >= 1e-6).all()
+
+
+def test_what_is_pushed_to_the_hub_is_a_whole_model(tmp_path, monkeypatch):
+    """Everything but the network is real; the commit that would be sent is looked at instead."""
+    sent = {}
+
+    class Offline(HfApi):
+        def create_repo(self, repo_id, **rest):
+            return SimpleNamespace(repo_id=repo_id)
+
+        def create_commit(self, repo_id, operations, **rest):
+            for operation in operations:
+                with operation.as_file() as file:
+                    sent[operation.path_in_repo] = file.read()
+
+    monkeypatch.setattr(hub, "hf_api", Offline)
+    monkeypatch.setattr(hub.ModelCard, "load", classmethod(lambda cls, repo, **rest: cls("---\ntags: []\n---\n")))
+    small_model(torch.float32).push_to_hub("someone/deqnar", token="none")
+    assert {"config.json", "model.safetensors", "modeling_deqnar.py", "fixed_point.py", "landscape.py"} <= set(sent)
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    for name, content in sent.items():
+        (folder / name).write_bytes(content)
+    assert json.loads((folder / "config.json").read_text())["auto_map"]["AutoModelForSeq2SeqLM"]
+    loaded = DeqNarForConditionalGeneration.from_pretrained(folder)
+    expected = small_model(torch.float32)
+    with torch.no_grad():
+        tokens = padded(random_sentences(2))
+        assert torch.equal(loaded.eval()(input_ids=tokens).logits, expected(input_ids=tokens).logits)
+
+
+def test_a_missing_weight_is_initialised_and_the_others_are_kept(tmp_path):
+    """Loading a stacked backbone into a mixed model: the fusion is new, nothing else may change."""
+    stacked = small_model(torch.float32, refinement="stacked")
+    stacked.save_pretrained(tmp_path)
+    overrides = {"refinement": "mixed", "transition_layers": 2, "weight_norm": "none"}
+    mixed = DeqNarForConditionalGeneration.from_pretrained(tmp_path, **overrides)
+    for name, tensor in stacked.state_dict().items():
+        assert torch.equal(mixed.state_dict()[name], tensor), name
+    fusion = mixed.model.transition.fusion[0].weight
+    bound = math.sqrt(6 / sum(fusion.shape))
+    assert 0.5 * bound < fusion.abs().max() <= bound
+
+
+def test_the_classes_are_what_transformers_expects():
+    model = small_model()
+    assert isinstance(model, PreTrainedModel)
+    assert isinstance(model.base_model, DeqNarModel)
+    assert model.get_input_embeddings() is model.model.shared
+    assert model.get_output_embeddings() is model.lm_head
+    assert model.get_encoder() is model.model.encoder
