@@ -95,7 +95,7 @@ class History:
         self.changes[rows] = 0
 
 
-def picard(history: History, error: Tensor, ridge: Tensor) -> Tensor:
+def picard(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
     """z ← z + τ·(f(z) − z), plain or damped iteration: γ = 0.
 
     Converges when f contracts.
@@ -106,7 +106,7 @@ def picard(history: History, error: Tensor, ridge: Tensor) -> Tensor:
     return error.new_zeros(error.shape[0], 0)
 
 
-def anderson(history: History, error: Tensor, ridge: Tensor) -> Tensor:
+def anderson(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
     """γ = argmin ‖g − Σ_i γ_i·y_i‖² + ridge: (Y Yᵀ + ridge)·γ = Y·g.
 
     Anderson (1965), in the difference form; TorchDEQ equations 8 and 9.
@@ -117,10 +117,10 @@ def anderson(history: History, error: Tensor, ridge: Tensor) -> Tensor:
     changes = history.changes
     gram = changes @ changes.mT  # rows, memory, memory
     target = error[:, None] @ changes.mT
-    return _scaled_solve(gram, target, gram.diagonal(dim1=1, dim2=2), ridge)
+    return _solve_with_ridge(gram, target, gram.diagonal(dim1=1, dim2=2).clone(), ridge)
 
 
-def broyden(history: History, error: Tensor, ridge: Tensor) -> Tensor:
+def broyden(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
     """(S Yᵀ + L)·γ = S·g, where L is the part of S Sᵀ that pairs a step with older ones.
 
     The inverse Jacobian after `memory` rank-one updates of −I (TorchDEQ equations 10 to 12), written in closed form
@@ -133,28 +133,26 @@ def broyden(history: History, error: Tensor, ridge: Tensor) -> Tensor:
     gram = steps @ steps.mT  # rows, memory, memory
     system = steps @ changes.mT + gram * (born[:, None] > born[None, :])
     target = error[:, None] @ steps.mT
-    return _scaled_solve(system, target, gram.diagonal(dim1=1, dim2=2), -ridge)
+    return _solve_with_ridge(system, target, gram.diagonal(dim1=1, dim2=2), -ridge)
 
 
-SOLVERS: dict[str, Callable[[History, Tensor, Tensor], Tensor]] = {
+Solver = Callable[[History, Tensor, Tensor | float], Tensor]
+
+SOLVERS: dict[str, Solver] = {
     "picard": picard,
     "anderson": anderson,
     "broyden": broyden,
 }
 
 
-def _scaled_solve(system: Tensor, target: Tensor, squares: Tensor, ridge: Tensor) -> Tensor:
-    """Solve system·γ = target after scaling slot i by 1/√squares_i, so that one ridge fits steps of every size.
+def _solve_with_ridge(system: Tensor, target: Tensor, squares: Tensor, ridge: Tensor | float) -> Tensor:
+    """Solve (system + ridge·squares)·γ = target; relative to each slot's own size, one ridge fits steps of all sizes.
 
-    An unused slot is a row and a column of zeros; a one on its diagonal gives it γ = 0.
+    A forgotten slot is a row and a column of zeros; a one on its diagonal gives it γ = 0.
     """
-    scale = squares.clamp_min(0).sqrt()
-    unused = scale == 0
-    inverse = torch.where(unused, torch.zeros_like(scale), 1 / scale)
-    diagonal = torch.where(unused, torch.ones_like(scale), ridge[:, None].expand_as(scale))
-    system = inverse[:, :, None] * system * inverse[:, None, :] + torch.diag_embed(diagonal)
-    weights, _ = torch.linalg.solve_ex(system, inverse * target[:, 0])
-    return inverse * weights
+    system.diagonal(dim1=1, dim2=2).add_(torch.where(squares == 0, 1, ridge * squares))
+    weights, _ = torch.linalg.solve_ex(system, target[:, 0])
+    return weights
 
 
 class _WholeBatch:
@@ -278,7 +276,7 @@ def solve(
 class _Settings:
     """What a user chose; the same for all groups of rows."""
 
-    choose_weights: Callable[[History, Tensor, Tensor], Tensor]
+    choose_weights: Solver
     max_nfe: int
     tol: float
     memory: int
@@ -379,17 +377,21 @@ def _close_gaps(halted: Tensor) -> Tensor:
     return order
 
 
-def _propose(choose_weights: Callable, history: History, current: _Iterate, failures: Tensor, damping: float) -> Tensor:
+def _propose(choose_weights: Solver, history: History, current: _Iterate, failures: Tensor, damping: float) -> Tensor:
     """z + τ·g − Σ_i γ_i·(s_i + τ·y_i). Rows with bad steps get a larger ridge and a smaller τ, in the end γ = 0."""
-    precision = current.error.dtype
-    step = (damping * 0.5**failures).to(precision)[:, None]
+    step = current.error.new_full((1, 1), damping)
+    ridge: Tensor | float = 10 * torch.finfo(current.error.dtype).eps
+    failing = bool(failures.any())
+    if failing:
+        step = step * 0.5 ** failures[:, None]
+        ridge = ridge * RIDGE_FACTOR ** failures.clamp_max(RIDGE_RAISES).to(current.error.dtype)[:, None]
     proposal = torch.addcmul(current.state, step, current.error)
     if history.steps.shape[1] == 0:
         return proposal
-    ridge = 10 * torch.finfo(precision).eps * RIDGE_FACTOR ** failures.clamp_max(RIDGE_RAISES).to(precision)
     weights = choose_weights(history, current.error, ridge)  # rows, memory
-    usable = weights.isfinite().all(dim=1) & (failures <= RIDGE_RAISES)
-    weights = torch.where(usable[:, None], weights, 0)
+    if failing or not weights.isfinite().all():
+        usable = weights.isfinite().all(dim=1) & (failures <= RIDGE_RAISES)
+        weights = torch.where(usable[:, None], weights, 0)
     proposal = proposal[:, None].baddbmm_(weights[:, None], history.steps, alpha=-1)
     return proposal.baddbmm_((step * weights)[:, None], history.changes, alpha=-1)[:, 0]
 
