@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-nfe", type=int, default=40, help="most evaluations")
     parser.add_argument("--memory", type=int, default=5, help="past steps of Anderson and Broyden, ours and theirs")
     parser.add_argument("--repeats", type=int, default=25, help="timed turns of every contender")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="torch threads")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--seed", type=int, default=0, help="of weights and sentences")
 
 
