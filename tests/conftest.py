@@ -1,9 +1,14 @@
 """Shared parts of the tests: small real models and ragged batches."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
+from hf_deqnar.corpus.reading import read_parallel
+from hf_deqnar.corpus.tokenizer import train_tokenizer
 
 REFINEMENTS = ("stacked", "implicit", "explicit", "mixed")
 PAD, FIRST_WORD, VOCABULARY = 1, 6, 50
@@ -37,3 +42,38 @@ def padded(sentences: list[list[int]], padding: int = PAD, extra: int = 0) -> to
     """Right-padded rows, with `extra` columns of padding more than needed."""
     longest = max(map(len, sentences)) + extra
     return torch.tensor([sentence + [padding] * (longest - len(sentence)) for sentence in sentences])
+
+
+DATA = Path(os.environ.get("HF_DEQNAR_DATA", Path(__file__).parents[2] / "shared" / "data"))
+SENTENCES = [
+    ("A man is riding a horse.", "Ein Mann reitet auf einem Pferd."),
+    ("Two dogs are playing in the snow.", "Zwei Hunde spielen im Schnee."),
+    ("Where is the train station?", "Wo ist der Bahnhof?"),
+    ("I would like a cup of coffee.", "Ich hätte gern eine Tasse Kaffee."),
+    ("My brother has lived in Berlin for three years.", "Mein Bruder wohnt seit drei Jahren in Berlin."),
+    ("She is reading.", "Sie liest."),
+]
+
+
+def real_sentences(count: int) -> list[str]:
+    """English sentences of the Multi30k test set, or a skip where the data is not there."""
+    file = DATA / "multi30k" / "test.jsonl.gz"
+    if not file.is_file():
+        pytest.skip(f"no real sentences: {file} is absent (set HF_DEQNAR_DATA to where they are)")
+    return [pair.source for pair in read_parallel(file, "en", "de")[:count]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return train_tokenizer([text for pair in SENTENCES for text in pair] * 5, vocab_size=400)
+
+
+@pytest.fixture(scope="session")
+def saved(tokenizer, tmp_path_factory):
+    """Directories of small models with their tokenizer: one that predicts lengths, one for CTC."""
+    folders = {}
+    for length in ("predict", "ctc"):
+        folders[length] = tmp_path_factory.mktemp(length)
+        small_model(torch.float32, length=length, vocab_size=len(tokenizer)).save_pretrained(folders[length])
+        tokenizer.save_pretrained(folders[length])
+    return folders

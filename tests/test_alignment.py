@@ -1,12 +1,14 @@
 import itertools
+import math
+from collections import defaultdict
 
 import pytest
 import torch
 
-from hf_deqnar.alignment import ctc_loss
+from hf_deqnar.alignment import collapse, ctc_loss, prefix_beam_search
 
 
-def collapse(path: tuple[int, ...], blank: int) -> list[int]:
+def by_definition(path: tuple[int, ...], blank: int) -> list[int]:
     """Merge repetitions, then drop blanks: the definition, written out."""
     return [token for token, _ in itertools.groupby(path) if token != blank]
 
@@ -19,7 +21,7 @@ def test_ctc_sums_over_all_paths(target):
     total = sum(
         torch.stack([probabilities[t, token] for t, token in enumerate(path)]).prod()
         for path in itertools.product(range(vocabulary), repeat=canvas)
-        if collapse(path, blank) == target
+        if by_definition(path, blank) == target
     )
     loss, fits = ctc_loss(logits, torch.tensor([target]), torch.tensor([canvas]), torch.tensor([len(target)]), blank)
     assert fits.all()
@@ -35,3 +37,68 @@ def test_a_target_that_does_not_fit_costs_nothing_and_says_so():
     assert loss[0] == 0
     assert logits.grad.isfinite().all()
     assert (logits.grad[0] == 0).all()
+
+
+def all_texts(log_probabilities: torch.Tensor, blank: int) -> dict[tuple[int, ...], float]:
+    """Every text and its probability, by enumerating every path."""
+    canvas, vocabulary = log_probabilities.shape
+    texts = defaultdict(float)
+    for path in itertools.product(range(vocabulary), repeat=canvas):
+        probability = math.exp(sum(float(log_probabilities[t, token]) for t, token in enumerate(path)))
+        texts[tuple(by_definition(path, blank))] += probability
+    return dict(sorted(texts.items(), key=lambda item: -item[1]))
+
+
+def test_collapse_is_merging_and_then_dropping_blanks():
+    for path in itertools.product(range(3), repeat=5):
+        for length in range(1, 6):
+            tokens, counts = collapse(torch.tensor([path]), torch.tensor([length]), blank=0, padding=9)
+            assert tokens[0, : int(counts)].tolist() == by_definition(path[:length], blank=0)
+
+
+def test_collapse_pads_what_is_shorter():
+    paths = torch.tensor([[1, 0, 1, 2], [0, 0, 0, 0], [5, 5, 5, 5]])
+    tokens, counts = collapse(paths, torch.tensor([4, 4, 4]), blank=0, padding=9)
+    assert tokens.tolist() == [[1, 1, 2], [9, 9, 9], [5, 9, 9]]
+    assert counts.tolist() == [3, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wide_prefix_beam_finds_what_enumeration_finds(seed):
+    torch.manual_seed(seed)
+    blank, lengths = 2, [5, 3, 1]
+    log_probabilities = (2 * torch.randn(3, 5, 4, dtype=torch.float64)).log_softmax(dim=-1)
+    texts, counts, scores = prefix_beam_search(log_probabilities, torch.tensor(lengths), blank, 400, padding=9)
+    for row, length in enumerate(lengths):
+        expected = all_texts(log_probabilities[row, :length], blank)
+        for rank, (text, probability) in enumerate(expected.items()):
+            assert texts[row, rank, : counts[row, rank]].tolist() == list(text)
+            assert math.exp(scores[row, rank]) == pytest.approx(probability, rel=1e-9)
+        assert scores[row, : len(expected)].logsumexp(dim=0).item() == pytest.approx(0, abs=1e-9)
+
+
+def test_a_narrow_prefix_beam_beats_the_best_path_on_average_and_never_overestimates():
+    torch.manual_seed(0)
+    log_probabilities = (2 * torch.randn(12, 5, 4, dtype=torch.float64)).log_softmax(dim=-1)
+    lengths = torch.full((12,), 5)
+    texts, counts, scores = prefix_beam_search(log_probabilities, lengths, 0, 4, padding=9)
+    best_path, best_counts = collapse(log_probabilities.argmax(dim=-1), lengths, 0, 9)
+    gains = []
+    for row in range(12):
+        exact = all_texts(log_probabilities[row], 0)
+        found = exact[tuple(texts[row, 0, : counts[row, 0]].tolist())]
+        assert math.exp(scores[row, 0]) <= found + 1e-12
+        gains.append(found - exact[tuple(best_path[row, : best_counts[row]].tolist())])
+    assert sum(gains) > 0
+
+
+def test_rows_of_a_prefix_beam_do_not_influence_each_other():
+    torch.manual_seed(0)
+    log_probabilities = torch.randn(3, 7, 6, dtype=torch.float64).log_softmax(dim=-1)
+    lengths = torch.tensor([7, 4, 2])
+    together = prefix_beam_search(log_probabilities, lengths, 0, 3, padding=9)
+    for row, length in enumerate(lengths.tolist()):
+        alone = prefix_beam_search(log_probabilities[row : row + 1, :length], lengths[row : row + 1], 0, 3, padding=9)
+        assert torch.equal(alone[1][0], together[1][row])
+        torch.testing.assert_close(alone[2][0], together[2][row])
+        assert torch.equal(alone[0][0], together[0][row, :, : alone[0].shape[2]])

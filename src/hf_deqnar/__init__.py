@@ -1,13 +1,15 @@
 """Deep-equilibrium non-autoregressive translation for Hugging Face Transformers.
 
-Importing this package registers the model with transformers' Auto classes.
+Importing this package registers the model with transformers' Auto classes and the translation pipeline.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from .configuration_deqnar import DeqNarConfig
 from .fixed_point import FixedPoint, solve
+from .generation_deqnar import DeqNarGenerateOutput, DeqNarGenerationConfig
 from .modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from .pipeline_deqnar import DeqNarTranslationPipeline, register_translation_pipeline
 
 __version__ = "0.1.0"
 
@@ -23,5 +25,15 @@ def register_auto_classes() -> None:
 
 
 register_auto_classes()
+register_translation_pipeline()
 
-__all__ = ["DeqNarConfig", "DeqNarForConditionalGeneration", "DeqNarModel", "FixedPoint", "solve"]
+__all__ = [
+    "DeqNarConfig",
+    "DeqNarForConditionalGeneration",
+    "DeqNarGenerateOutput",
+    "DeqNarGenerationConfig",
+    "DeqNarModel",
+    "DeqNarTranslationPipeline",
+    "FixedPoint",
+    "solve",
+]

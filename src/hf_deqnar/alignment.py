@@ -35,3 +35,114 @@ def needed_canvas(targets: Tensor, target_lengths: Tensor) -> Tensor:
     """The shortest canvas of every row: its tokens, and a blank between any two equal neighbours."""
     inside = torch.arange(1, targets.shape[1], device=targets.device)[None] < target_lengths[:, None]
     return target_lengths + ((targets[:, 1:] == targets[:, :-1]) & inside).sum(dim=1)
+
+
+def collapse(path: Tensor, lengths: Tensor, blank: int, padding: int) -> tuple[Tensor, Tensor]:
+    """The text a CTC path stands for: repetitions merged, then blanks dropped. Rows × longest, and their lengths.
+
+    >>> collapse(torch.tensor([[7, 7, 0, 7, 8, 0]]), torch.tensor([6]), blank=0, padding=1)[0]
+    tensor([[7, 7, 8]])
+    """
+    kept = starts_of_runs(path, lengths) & (path != blank)
+    return pack(path, kept, padding)
+
+
+def starts_of_runs(path: Tensor, lengths: Tensor) -> Tensor:
+    """True at the first position of every run of equal tokens, within each row's length."""
+    inside = torch.arange(path.shape[1], device=path.device)[None] < lengths[:, None]
+    changes = torch.ones_like(inside)
+    changes[:, 1:] = path[:, 1:] != path[:, :-1]
+    return changes & inside
+
+
+def pack(values: Tensor, kept: Tensor, padding: float) -> tuple[Tensor, Tensor]:
+    """Move what is kept to the front of each row, in order: rows × longest, and how much was kept."""
+    counts = kept.sum(dim=1)
+    order = (~kept).to(torch.int8).argsort(dim=1, stable=True)
+    longest = int(counts.max()) if len(counts) else 0
+    packed = values.gather(1, order)[:, :longest]
+    behind = torch.arange(longest, device=values.device)[None] >= counts[:, None]
+    return packed.masked_fill(behind, padding), counts
+
+
+def prefix_beam_search(
+    log_probabilities: Tensor, lengths: Tensor, blank: int, beam_size: int, padding: int, tokens_per_step: int = 20
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest texts, each summed over all paths that collapse to it (Graves 2008), for a whole batch at once.
+
+    A prefix carries two probabilities: of its paths that end in a blank, p_b, and of those that end in its last token,
+    p_t. With p = p_b + p_t, one more position of the canvas gives
+
+        p_b ← p·p(blank);   p_t ← p_t·p(last token);   p_t(prefix + c) = p(c)·(p_b if c repeats the last token, else p).
+
+    An extended prefix may already be in the beam, then the two are added; prefixes are told apart by a 64-bit hash.
+
+    Args:
+        log_probabilities: rows × canvas × vocabulary.
+        tokens_per_step: how many of the likeliest tokens may extend a prefix at each position.
+
+    Returns:
+        texts (rows × beam × longest), their lengths, and log p of each; the best first. A beam that cannot be filled
+        ends with texts of log p = −∞.
+    """
+    rows, canvas, vocabulary = log_probabilities.shape
+    device, minus = log_probabilities.device, float("-inf")
+    log_probabilities = log_probabilities.to(torch.promote_types(log_probabilities.dtype, torch.float32))
+    without_blank = log_probabilities.clone()
+    without_blank[:, :, blank] = minus
+    step_scores, step_tokens = without_blank.topk(min(tokens_per_step, vocabulary - 1), dim=-1)
+
+    texts = torch.full((rows, beam_size, canvas), padding, device=device)
+    counts = torch.zeros(rows, beam_size, dtype=torch.long, device=device)
+    hashes = torch.zeros(rows, beam_size, dtype=torch.long, device=device)
+    last = torch.full((rows, beam_size), -1, device=device)
+    ends_blank = torch.full((rows, beam_size), minus, dtype=log_probabilities.dtype, device=device)
+    ends_blank[:, 0] = 0.0  # the empty text, with certainty
+    ends_token = torch.full_like(ends_blank, minus)
+
+    for position in range(canvas):
+        scores, tokens = step_scores[:, position, None], step_tokens[:, position, None]  # rows, 1, candidates
+        whole = torch.logaddexp(ends_blank, ends_token)
+        repeated = log_probabilities[:, position].gather(1, last.clamp_min(0)).masked_fill(last < 0, minus)
+        stay_blank = whole + log_probabilities[:, position, blank, None]
+        stay_token = ends_token + repeated
+        extended = scores + torch.where(tokens == last[:, :, None], ends_blank[:, :, None], whole[:, :, None])
+        extended_hashes = _extend_hash(hashes[:, :, None], tokens)  # rows, beam, candidates
+
+        alive = whole > minus
+        same = (extended_hashes[:, :, :, None] == hashes[:, None, None, :]) & alive[:, None, None, :]
+        same = same & (counts[:, :, None, None] + 1 == counts[:, None, None, :])
+        merged = extended[:, :, :, None].masked_fill(~same, minus).flatten(1, 2).logsumexp(dim=1)
+        stay_token = torch.logaddexp(stay_token, merged)
+        extended = extended.masked_fill(same.any(dim=3), minus)
+
+        pool = torch.cat([torch.logaddexp(stay_blank, stay_token), extended.flatten(1)], dim=1)
+        chosen = pool.topk(beam_size, dim=1).indices  # rows, beam
+        grown = chosen >= beam_size
+        index = (chosen - beam_size).clamp_min(0)
+        parent = torch.where(grown, index // tokens.shape[2], chosen)
+        token = tokens[:, 0].gather(1, index % tokens.shape[2])
+
+        update = (position < lengths)[:, None]
+        new_texts = texts.gather(1, parent[:, :, None].expand_as(texts))
+        slot = counts.gather(1, parent)
+        new_texts = torch.where(
+            grown[:, :, None] & (torch.arange(canvas, device=device) == slot[:, :, None]), token[:, :, None], new_texts
+        )
+        texts = torch.where(update[:, :, None], new_texts, texts)
+        hashes = torch.where(
+            update, torch.where(grown, _extend_hash(hashes.gather(1, parent), token), hashes.gather(1, parent)), hashes
+        )
+        last = torch.where(update, torch.where(grown, token, last.gather(1, parent)), last)
+        counts = torch.where(update, slot + grown, counts)
+        new_blank = stay_blank.gather(1, parent).masked_fill(grown, minus)
+        new_token = torch.where(grown, extended.flatten(1).gather(1, index), stay_token.gather(1, parent))
+        ends_blank = torch.where(update, new_blank, ends_blank)
+        ends_token = torch.where(update, new_token, ends_token)
+
+    return texts[:, :, : max(1, int(counts.max()))], counts, torch.logaddexp(ends_blank, ends_token)
+
+
+def _extend_hash(hashes: Tensor, token: Tensor) -> Tensor:
+    """A rolling hash modulo 2⁶⁴ (integer overflow wraps)."""
+    return hashes * 6364136223846793005 + (token + 1) * 1442695040888963407

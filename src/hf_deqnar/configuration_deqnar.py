@@ -1,5 +1,7 @@
 """The configuration of a deep-equilibrium non-autoregressive translation model."""
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
@@ -22,6 +24,10 @@ PRESETS = {
     "small": {"width": 256, "feed_forward": 1024, "heads": 4, "encoder_layers": 4, "decoder_layers": 3},
     "base": {"width": 512, "feed_forward": 2048, "heads": 8, "encoder_layers": 6, "decoder_layers": 6},
     "big": {"width": 1024, "feed_forward": 4096, "heads": 16, "encoder_layers": 6, "decoder_layers": 6},
+}
+
+CUSTOM_PIPELINES = {
+    "translation": {"impl": "pipeline_deqnar.DeqNarTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"]}
 }
 
 
@@ -118,10 +124,21 @@ class DeqNarConfig(PreTrainedConfig):
     latent_free_bits: float | int = 0.0
 
     def __post_init__(self, **kwargs) -> None:
+        pipelines = kwargs.pop("custom_pipelines", None)
+        if pipelines is not None and __name__.startswith("transformers_modules."):
+            self.custom_pipelines = pipelines
         if self.source_copy is None:
             self.source_copy = "uniform" if self.length == "ctc" else "none"
         super().__post_init__(**kwargs)
         self.check()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Saved configurations name the pipeline that travels with them.
+
+        The installed package must not see that entry on its own objects: transformers would take the pipeline for
+        foreign code and ask for `trust_remote_code`.
+        """
+        return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
 
     @classmethod
     def preset(cls, name: str, **overrides) -> "DeqNarConfig":

@@ -7,6 +7,7 @@ the transition a function f(z) of the state alone; `refine` finds z = f(z); the 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,13 @@ from transformers.utils import ModelOutput, can_return_tuple
 from .alignment import ctc_loss
 from .configuration_deqnar import DeqNarConfig
 from .fixed_point import FixedPoint, measure_residual
+from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from .implicit_gradient import GradientOptions, equilibrium
 from .landscape import held_weights, rescale_weights, rescaling_of
 from .layers_deqnar import DecoderLayer, Encoder, Record, additive_mask, sinusoidal_positions
+
+if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
+    from .pipeline_deqnar import DeqNarTranslationPipeline  # noqa: F401
 
 
 @dataclass
@@ -365,13 +370,24 @@ class DeqNarModel(DeqNarPreTrainedModel):
             injection = injection + copy_uniformly(memory, *lengths, canvas.shape[1])
         return functional.dropout(injection, self.config.dropout, self.training)
 
-    def bind(self, canvas: Tensor, canvas_mask: Tensor, memory: Tensor, source_mask: Tensor) -> BoundTransition:
-        """The transition as a function of the state alone, with cross-attention projected and dropout drawn."""
+    def project(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Cross-attention keys and values of every decoder layer: once per sentence, whatever is done with it."""
+        return [layer.cross_attention.project(memory) for layer in self.transition.layers]
+
+    def bind(
+        self,
+        canvas: Tensor,
+        canvas_mask: Tensor,
+        memory: Tensor,
+        source_mask: Tensor,
+        projected: list[tuple[Tensor, Tensor]] | None = None,
+    ) -> BoundTransition:
+        """The transition as a function of the state alone: the canvas injected, dropout drawn."""
         injection = self.inject(canvas, canvas_mask, memory, source_mask)
         context = Context(
             injection=injection,
             canvas_mask=additive_mask(canvas_mask, injection.dtype),
-            memory=[layer.cross_attention.project(memory) for layer in self.transition.layers],
+            memory=self.project(memory) if projected is None else projected,
             memory_mask=additive_mask(source_mask, injection.dtype),
             source_lengths=source_mask.sum(dim=1),
             kept=self.transition.hold_dropout(injection),
@@ -560,9 +576,10 @@ class DeqNarModel(DeqNarPreTrainedModel):
         return mask
 
 
-class DeqNarForConditionalGeneration(DeqNarPreTrainedModel):
+class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixin):
     """The translation model: `DeqNarModel` and the head that reads tokens from the equilibrium."""
 
+    generation_config_class = DeqNarGenerationConfig
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
 
     def __init__(self, config: DeqNarConfig) -> None:

@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 
-from . import bench
+from . import bench, evaluate, translate
 
-VERBS = {"bench": bench}
+VERBS = {"translate": translate, "evaluate": evaluate, "bench": bench}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -14,7 +14,9 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     for name, module in VERBS.items():
         summary = module.__doc__.strip().splitlines()[0]
-        verb = verbs.add_parser(name, help=summary, description=summary)
+        verb = verbs.add_parser(
+            name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         module.add_arguments(verb)
         verb.set_defaults(run=module.run)
     return parser
@@ -24,13 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb. Errors that a user can mend are one line on stderr and exit status 1."""
     options = make_parser().parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except BrokenPipeError:  # the reader of our output has left; that is its good right
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         print(f"hf-deqnar {options.verb}: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 0  # only after a closed pipe
 
 
 if __name__ == "__main__":

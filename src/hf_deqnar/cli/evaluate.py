@@ -1,0 +1,98 @@
+"""Translate a test set with one or more models and score the translations.
+
+    hf-deqnar evaluate my-model --data test.jsonl.gz --source en --target de
+    hf-deqnar evaluate my-model,length_beams=5 teacher,num_beams=5 --data test.jsonl.gz --source en --target de
+
+Each system is a directory or hub id, with options of its `generate` behind commas. With several, the others are
+compared with the first by paired bootstrap.
+"""
+
+import argparse
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+from ..benchmarks.common import markdown_table
+from ..corpus.evaluation import compare, score, translate_sentences
+from ..corpus.reading import read_parallel
+from .loading import load_model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("system", nargs="+", help="model[,option=value…]")
+    parser.add_argument("--data", required=True, help="JSONL, TSV or CSV (.gz), or the beginning of two aligned files")
+    parser.add_argument("--source", required=True, help="column (or file ending) of the source language")
+    parser.add_argument("--target", required=True, help="column (or file ending) of the references")
+    parser.add_argument("--batch-size", type=int, default=32, help="sentences translated together (default: 32)")
+    parser.add_argument("--limit", type=int, help="only the first so many sentences")
+    parser.add_argument("--device", help="such as cpu or cuda:0")
+    parser.add_argument("--samples", type=int, default=1000, help="bootstrap samples (default: 1000)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write each system's translations there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+
+
+def parse_system(text: str) -> tuple[str, dict[str, Any]]:
+    """'model,length_beams=5' → ('model', {'length_beams': 5})."""
+    name, *assignments = text.split(",")
+    options = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"'{assignment}' in '{text}' is not of the form option=value.")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value  # a word, such as solver=broyden
+    return name, options
+
+
+def run(options: argparse.Namespace) -> None:
+    if len(set(options.system)) < len(options.system):
+        raise ValueError("A system is named twice; comparing it with itself says nothing.")
+    for path in (options.json, options.output):
+        if path is not None and not path.parent.is_dir():
+            raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} into.")
+    pairs = read_parallel(options.data, options.source, options.target)[: options.limit]
+    systems = {}
+    for text in options.system:
+        name, settings = parse_system(text)
+        model, tokenizer = load_model(name, options.device)
+        sentences = [pair.source for pair in pairs]
+        systems[text] = translate_sentences(model, tokenizer, sentences, options.batch_size, **settings)
+        if options.output is not None:
+            options.output.mkdir(exist_ok=True)
+            file = options.output / f"{len(systems)}.txt"
+            file.write_text("\n".join(systems[text].texts) + "\n", encoding="utf-8")
+    figures = {"data": options.data, "systems": {text: score(found, pairs) for text, found in systems.items()}}
+    if len(systems) > 1:
+        figures["paired_bootstrap"] = compare(systems, pairs, options.samples)
+    print(table(figures))
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def table(figures: dict) -> str:
+    headers = ["system", "BLEU", "chrF", "NFE", "converged", "repetition", "length ratio", "seconds"]
+    compared = figures.get("paired_bootstrap", {})
+    rows = []
+    for position, (text, found) in enumerate(figures["systems"].items()):
+        name = f"Baseline: {text}" if position == 0 else text
+        chance = [""] * 2
+        if position > 0 and compared:
+            chance = [f" (p = {compared[name][metric]['p_value']:.3f})" for metric in ("BLEU", "chrF2")]
+        rows.append(
+            [
+                text,
+                f"{found['bleu']:.2f}{chance[0]}",
+                f"{found['chrf']:.2f}{chance[1]}",
+                f"{found['mean_nfe']:.1f}" if "mean_nfe" in found else "",
+                f"{found['share_converged']:.1%}" if "share_converged" in found else "",
+                f"{found['repetition_rate']:.2%}",
+                f"{found['length_ratio']:.3f}",
+                f"{found['seconds']:.1f}",
+            ]
+        )
+    first = next(iter(figures["systems"].values()))
+    signatures = f"BLEU {first['bleu_signature']}\nchrF {first['chrf_signature']}"
+    return f"{markdown_table(headers, rows)}\n\n{signatures}\n{first['sentences']} sentences"

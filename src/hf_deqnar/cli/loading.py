@@ -1,0 +1,42 @@
+"""Loading a translation model for the command line, with errors a user can act on."""
+
+from pathlib import Path
+
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+
+def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    path = Path(name)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{name} is a directory without a config.json; give one that save_pretrained wrote.")
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except OSError as error:
+        raise OSError(f"{name} is neither a model directory nor a model that the hub offers.") from error
+    except ValueError as error:
+        raise ValueError(f"{name}: {' '.join(str(error).split())[:200]}") from error
+    if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
+        raise ValueError(
+            f"{name} holds a model of type {config.model_type}, which cannot translate; a seq2seq is needed."
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} has no tokenizer that can be loaded; save it there with save_pretrained.") from error
+    model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens but the model only {model.config.vocab_size}; "
+            "they do not belong together."
+        )
+    return (model if device is None else model.to(device)), tokenizer

@@ -1,0 +1,186 @@
+"""Translate arguments, a file or standard input, line by line.
+
+    hf-deqnar translate --model my-model "A man is riding a horse."
+    hf-deqnar translate --model my-model --input corpus.en > corpus.de
+
+A line that cannot be translated gives an empty line and a message on stderr; the others are not affected, and the exit
+status is 1 in the end.
+"""
+
+import argparse
+import json
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..generation_deqnar import TerminalStreamer
+from ..pipeline_deqnar import DeqNarTranslationPipeline, clean_text
+from .loading import load_model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", nargs="*", help="sentences; without any, lines are read from --input or stdin")
+    parser.add_argument("--input", type=Path, metavar="FILE", help="a text file, one sentence a line")
+    parser.add_argument("--model", help="a directory or hub id")
+    parser.add_argument("--device", help="such as cpu or cuda:0; the best there is if not given")
+    parser.add_argument("--batch-size", type=int, default=16, help="lines translated together (default: 16)")
+    parser.add_argument("--length-beams", type=int, default=1, help="likeliest lengths tried (default: 1)")
+    parser.add_argument("--ctc-beam-size", type=int, default=1, help="prefixes kept, for CTC models (default: 1)")
+    parser.add_argument("--passes", type=int, default=1, help="solves per sentence, see refinement_passes (default: 1)")
+    parser.add_argument("--max-nfe", type=int, help="most evaluations of a solve")
+    parser.add_argument("--tol", type=float, help="residual at which a sentence has settled")
+    parser.add_argument("--reranker", help="a seq2seq model with the same vocabulary that picks among candidates")
+    parser.add_argument("--nbest", type=int, default=1, help="translations per sentence: line, rank, text (default: 1)")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--jsonl", action="store_true", help="one JSON object a line: text, nfe, residual, score")
+    shown.add_argument("--watch", action="store_true", help="show each sentence settle")
+
+
+@dataclass
+class Line:
+    """One line of input: its text, or why there is none."""
+
+    number: int
+    text: str | None
+    problem: str | None = None
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.model is None:
+        raise ValueError("No model is named; give a directory or hub id with --model.")
+    if options.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, not {options.batch_size}.")
+    if options.text and options.input is not None:
+        raise ValueError("Give sentences or --input, not both.")
+    if options.input is not None and not options.input.is_file():
+        raise FileNotFoundError(f"There is no file {options.input}.")
+    model, tokenizer = load_model(options.model, options.device)
+    pipeline = DeqNarTranslationPipeline(model=model, tokenizer=tokenizer, task="translation", device=model.device)
+    settings = generate_settings(options, model.config)
+    where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"
+    failures = 0
+    total = None
+    if options.input is not None:
+        with options.input.open("rb") as file:
+            total = sum(1 for _ in file)
+    with tqdm(total=total, unit="line", disable=None if total is not None else True, file=sys.stderr) as progress:
+        for lines in batches(read_lines(options), 1 if options.watch else options.batch_size):
+            failures += translate_lines(pipeline, lines, settings, options, where)
+            progress.update(len(lines))
+    return 1 if failures else 0
+
+
+def generate_settings(options: argparse.Namespace, config: object) -> dict:
+    """Flags as options of `generate`; another architecture gets none of ours, and is told so if they were asked for."""
+    ours = {
+        "length_beams": options.length_beams,
+        "ctc_beam_size": options.ctc_beam_size,
+        "refinement_passes": options.passes,
+        "max_nfe": options.max_nfe,
+        "tol": options.tol,
+        "reranker": options.reranker,
+    }
+    asked = {name: value for name, value in ours.items() if value not in (None, 1)}
+    if config.model_type != "deqnar":
+        if asked or options.watch or options.jsonl:
+            flag = next(iter(asked), "watch" if options.watch else "jsonl")
+            raise ValueError(f"{flag} needs a deqnar model, but {options.model} is of type {config.model_type}.")
+        return {"num_beams": options.nbest, "num_return_sequences": options.nbest} if options.nbest > 1 else {}
+    if options.nbest > 1:
+        beams = "ctc_beam_size" if config.length == "ctc" else "length_beams"
+        asked[beams] = max(asked.get(beams, 1), options.nbest)
+        asked["num_return_sequences"] = options.nbest
+    if options.jsonl:
+        asked["return_figures"] = True
+    return asked
+
+
+def read_lines(options: argparse.Namespace) -> Iterator[Line]:
+    """Lines as they come. Only a line feed ends a line; a carriage return before it is dropped."""
+    if options.text:
+        for number, text in enumerate(options.text, start=1):
+            yield Line(number, text)
+        return
+    with options.input.open("rb") if options.input is not None else sys.stdin.buffer as stream:
+        for number, raw in enumerate(stream, start=1):
+            try:
+                yield Line(number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8"))
+            except UnicodeDecodeError as error:
+                yield Line(number, None, f"not valid UTF-8 at byte {error.start + 1}")
+
+
+def batches(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    """Up to `size` lines, but never waits for more while some are ready: a slow writer gets its answers at once."""
+    ready: queue.Queue = queue.Queue(maxsize=4 * size)
+    end = object()
+
+    def fill() -> None:
+        try:
+            for line in lines:
+                ready.put(line)
+            ready.put(end)
+        except OSError as error:
+            ready.put(error)
+
+    threading.Thread(target=fill, daemon=True).start()
+    while True:
+        batch = []
+        item = ready.get()
+        while True:
+            if item is end or isinstance(item, OSError):
+                if batch:
+                    yield batch
+                if item is end:
+                    return
+                raise item
+            batch.append(item)
+            if len(batch) == size:
+                break
+            try:
+                item = ready.get(timeout=0.01)
+            except queue.Empty:
+                break
+        yield batch
+
+
+def translate_lines(
+    pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict, options: argparse.Namespace, where: str
+) -> int:
+    """Translate one batch and print it in order. Returns how many lines failed."""
+    for line in lines:
+        if line.problem is None:
+            try:
+                pipeline.preprocess(line.text)
+            except ValueError as error:
+                line.problem = str(error)
+    good = [line.text for line in lines if line.problem is None]
+    if options.watch:
+        settings = {**settings, "streamer": TerminalStreamer(pipeline.tokenizer)}
+    records = iter(pipeline(good, batch_size=len(good), **settings) if good else [])
+    for line in lines:
+        if line.problem is not None:
+            print(f"hf-deqnar translate: {where}, line {line.number}: {line.problem}", file=sys.stderr)
+            print(json.dumps({"line": line.number, "error": line.problem}) if options.jsonl else "", flush=True)
+            continue
+        record = next(records)
+        show(line, record if isinstance(record, list) else [record], options)
+    return sum(line.problem is not None for line in lines)
+
+
+def show(line: Line, translations: list[dict], options: argparse.Namespace) -> None:
+    if options.watch and clean_text(line.text):
+        return  # the streamer has shown it
+    for rank, translation in enumerate(translations, start=1):
+        text = translation.pop("translation_text")
+        if options.jsonl:
+            record = {"line": line.number, "source": line.text, "text": text, **translation}
+            print(json.dumps({**record, "rank": rank} if options.nbest > 1 else record, ensure_ascii=False), flush=True)
+        else:
+            # A translation must stay one line, whatever it holds.
+            text = " ".join(text.splitlines())
+            print(f"{line.number}\t{rank}\t{text}" if options.nbest > 1 else text, flush=True)

@@ -1,0 +1,1 @@
+"""Parallel text: reading it, tokenizers for it, and scoring translations of it."""

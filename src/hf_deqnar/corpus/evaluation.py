@@ -1,0 +1,126 @@
+"""Translating a test set and scoring the result."""
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..pipeline_deqnar import clean_text, longest_source
+from .reading import Pair
+
+
+@dataclass
+class Translations:
+    """What a system made of a test set, and what it took."""
+
+    texts: list[str]
+    seconds: float
+    nfe: list[int] | None = None
+    converged: list[bool] | None = None
+
+
+def translate_sentences(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: list[str], batch_size: int, **options: Any
+) -> Translations:
+    """Translate with `generate`, in batches of similar length; the results are in the given order."""
+    ours = model.config.model_type == "deqnar"
+    if ours:
+        options = {**options, "return_dict_in_generate": True}
+    order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
+    texts, nfe, converged = [""] * len(sentences), [0] * len(sentences), [True] * len(sentences)
+    start = time.perf_counter()
+    for first in tqdm(range(0, len(order), batch_size), desc="translating", unit="batch", disable=None):
+        indices = order[first : first + batch_size]
+        cleaned = [clean_text(sentences[index]) or "." for index in indices]
+        batch = tokenizer(
+            cleaned, return_tensors="pt", padding=True, truncation=True, max_length=longest_source(model.config)
+        )
+        result = model.generate(
+            **{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}, **options
+        )
+        sequences = result.sequences if ours else result
+        for place, text in enumerate(tokenizer.batch_decode(sequences, skip_special_tokens=True)):
+            texts[indices[place]] = text.strip()
+        if ours:
+            for place, index in enumerate(indices):
+                nfe[index] = int(result.nfe[place])
+                converged[index] = result.converged is not None and bool(result.converged[place])
+    seconds = time.perf_counter() - start
+    if not ours:
+        return Translations(texts, seconds)
+    return Translations(texts, seconds, nfe, None if model.config.refinement == "stacked" else converged)
+
+
+def score(translations: Translations, pairs: list[Pair]) -> dict[str, Any]:
+    """sacreBLEU and chrF with their signatures, and how the text behaves."""
+    bleu, chrf = metrics()
+    references = reference_streams(pairs)
+    bleu_score, chrf_score = (metric.corpus_score(translations.texts, references) for metric in (bleu, chrf))
+    figures = {
+        "bleu": bleu_score.score,
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf": chrf_score.score,
+        "chrf_signature": str(chrf.get_signature()),
+        "length_ratio": bleu_score.ratio,
+        "repetition_rate": repetition_rate(translations.texts),
+        "empty": sum(not text for text in translations.texts),
+        "sentences": len(pairs),
+        "seconds": translations.seconds,
+    }
+    if translations.nfe is not None:
+        figures["mean_nfe"] = sum(translations.nfe) / len(pairs)
+    if translations.converged is not None:
+        figures["share_converged"] = sum(translations.converged) / len(pairs)
+    return figures
+
+
+def compare(systems: dict[str, Translations], pairs: list[Pair], samples: int = 1000) -> dict[str, dict[str, Any]]:
+    """Paired bootstrap resampling against the first system: how likely the difference is chance (Koehn 2004)."""
+    from sacrebleu.significance import PairedTest
+
+    named = [(name, translations.texts) for name, translations in systems.items()]
+    bleu, chrf = metrics()
+    test = PairedTest(named, {"BLEU": bleu, "chrF": chrf}, reference_streams(pairs), test_type="bs", n_samples=samples)
+    _, results = test()
+    compared = {}
+    for position, name in enumerate(results["System"]):
+        compared[name] = {
+            metric: {
+                "score": outcomes[position].score,
+                "mean": outcomes[position].mean,
+                "interval": outcomes[position].ci,
+                "p_value": outcomes[position].p_value,
+            }
+            for metric, outcomes in results.items()
+            if metric != "System"
+        }
+    return compared
+
+
+def metrics() -> tuple[Any, Any]:
+    try:
+        from sacrebleu.metrics import BLEU, CHRF
+    except ImportError as error:
+        raise ImportError("Scoring needs sacrebleu: pip install 'hf_deqnar[train]'.") from error
+    return BLEU(), CHRF()
+
+
+def reference_streams(pairs: list[Pair]) -> list[list[str | None]]:
+    """One list per reference number, as sacreBLEU wants them; None where a sentence has fewer references."""
+    most = max(len(pair.references) for pair in pairs)
+    return [
+        [pair.references[number] if number < len(pair.references) else None for pair in pairs] for number in range(most)
+    ]
+
+
+def repetition_rate(texts: list[str]) -> float:
+    """Share of words that repeat the word before them: the typical mistake of parallel decoding."""
+    words = repeated = 0
+    for text in texts:
+        tokens = text.split()
+        words += len(tokens)
+        repeated += sum(first == second for first, second in itertools.pairwise(tokens))
+    return repeated / words if words else 0.0

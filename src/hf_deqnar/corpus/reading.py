@@ -1,0 +1,107 @@
+"""Reading parallel text in the forms people have it: JSONL, TSV, CSV (each also gzipped) and aligned text files."""
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+
+@dataclass
+class Pair:
+    """A sentence and its translations: one in training data, several where a test set lists them."""
+
+    source: str
+    references: list[str]
+
+
+def read_parallel(path: str | Path, source: str, target: str) -> list[Pair]:
+    """All pairs of a file whose columns are named by language, such as `en` and `de`.
+
+    The ending decides the format: `.jsonl`, `.tsv` or `.csv`, with or without `.gz`. A path without a file behind it is
+    the common beginning of two aligned text files: `corpus` stands for `corpus.en` and `corpus.de`.
+    """
+    path = Path(path)
+    formats = {".jsonl": _read_jsonl, ".tsv": _read_tsv, ".csv": _read_csv}
+    ending = [suffix for suffix in path.suffixes if suffix != ".gz"][-1:]
+    if path.is_file() and ending and ending[0] in formats:
+        pairs = list(formats[ending[0]](path, source, target))
+    elif path.is_file():
+        raise ValueError(f"{path}: unknown kind of file; its name should end in {', '.join(formats)}, or those + .gz.")
+    else:
+        pairs = _read_aligned(path, source, target)
+    if not pairs:
+        raise ValueError(f"{path} holds no sentence pairs.")
+    return pairs
+
+
+def _open(path: Path) -> TextIO:
+    return (
+        gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8", newline="\n")
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with _open(path) as file:
+        number = 0
+        try:
+            for number, line in enumerate(file, start=1):
+                yield number, line.rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, after line {number}: not valid UTF-8 ({error.reason}).") from error
+
+
+def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: not valid JSON ({error.msg}).") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: a JSON object with {source} and {target} is needed.")
+        yield _pair(record, source, target, path, number)
+
+
+def _read_tsv(path: Path, source: str, target: str) -> Iterator[Pair]:
+    rows = ((number, line.split("\t")) for number, line in _lines(path))
+    yield from _read_table(rows, source, target, path)
+
+
+def _read_csv(path: Path, source: str, target: str) -> Iterator[Pair]:
+    reader = csv.reader(line for _, line in _lines(path))
+    yield from _read_table(((reader.line_num, row) for row in reader), source, target, path)
+
+
+def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str, path: Path) -> Iterator[Pair]:
+    """The first row names the columns."""
+    _, names = next(rows, (1, []))
+    for number, cells in rows:
+        if len(cells) != len(names):
+            raise ValueError(f"{path}, line {number}: {len(cells)} columns, but the first line names {len(names)}.")
+        yield _pair(dict(zip(names, cells, strict=True)), source, target, path, number)
+
+
+def _pair(record: dict, source: str, target: str, path: Path, number: int) -> Pair:
+    for column in (source, target):
+        if column not in record:
+            raise ValueError(f"{path}, line {number}: no column {column}; there are {', '.join(map(str, record))}.")
+    references = record[target] if isinstance(record[target], list) else [record[target]]
+    return Pair(record[source], references)
+
+
+def _read_aligned(path: Path, source: str, target: str) -> list[Pair]:
+    files = [Path(f"{path}.{language}") for language in (source, target)]
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"There is neither a file {path} nor a pair {files[0]} and {files[1]}.")
+    sides = [[line for _, line in _lines(file)] for file in files]
+    if len(sides[0]) != len(sides[1]):
+        raise ValueError(
+            f"{files[0]} has {len(sides[0]):,} lines but {files[1]} has {len(sides[1]):,}; "
+            "aligned files must have one line per pair."
+        )
+    return [Pair(left, [right]) for left, right in zip(*sides, strict=True)]

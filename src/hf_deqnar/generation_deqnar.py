@@ -1,0 +1,516 @@
+"""From an equilibrium to text: generation options, `generate`, and drafts for those who like to watch.
+
+A candidate is one canvas of one sentence: one for CTC, one for every length beam otherwise. All candidates of a batch
+are solved together, each is read as text and scored, and the best of every sentence are returned.
+"""
+
+import copy
+import difflib
+import sys
+from dataclasses import dataclass, field, fields
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+from transformers.utils import ModelOutput
+
+from .alignment import collapse, pack, prefix_beam_search, starts_of_runs
+
+
+@dataclass
+class Options:
+    """Every generation option, with its default and help; the command line is made from this too."""
+
+    max_length: int = field(default=256, metadata={"help": "Most tokens of a translation."})
+    length_beams: int = field(default=1, metadata={"help": "How many of the likeliest lengths are tried."})
+    max_nfe: int | None = field(
+        default=None, metadata={"help": "Most evaluations of a solve; the model's own if unset."}
+    )
+    tol: float | None = field(default=None, metadata={"help": "Residual to stop at; the model's own if unset."})
+    solver: str | None = field(
+        default=None, metadata={"help": "picard, anderson or broyden; the model's own if unset."}
+    )
+    refinement_passes: int = field(
+        default=1, metadata={"help": "Solves per sentence; from the second on, the weakest tokens are masked again."}
+    )
+    ctc_beam_size: int = field(default=1, metadata={"help": "Prefixes kept by CTC beam search; 1 takes the best path."})
+    deduplicate: bool = field(default=False, metadata={"help": "Merge equal neighbouring tokens."})
+    reranker: Any = field(
+        default=None, metadata={"help": "A seq2seq model (or its name) with the same vocabulary that picks the best."}
+    )
+    num_return_sequences: int = field(default=1, metadata={"help": "Translations returned per sentence."})
+    stop_on_stable_tokens: int | None = field(
+        default=None, metadata={"help": "Stop a row whose tokens did not change for this many evaluations."}
+    )
+    return_dict_in_generate: bool = field(default=False, metadata={"help": "Return a DeqNarGenerateOutput."})
+    output_trajectory: bool = field(default=False, metadata={"help": "Also return every evaluation's tokens."})
+
+
+TOKENS = ("bos_token_id", "pad_token_id", "eos_token_id")
+METADATA = ("transformers_version", "_from_model_config", "_commit_hash", "_original_object_hash")
+
+
+class DeqNarGenerationConfig(GenerationConfig):
+    """The options of `generate`, saved in and restored from `generation_config.json`.
+
+    Only what has an effect on these models is accepted: an unknown name is refused with the nearest known one.
+    """
+
+    def __init__(self, **kwargs) -> None:
+        for option in fields(Options):
+            setattr(self, option.name, kwargs.pop(option.name, option.default))
+        for name in TOKENS:
+            setattr(self, name, kwargs.pop(name, None))
+        self._from_model_config = kwargs.pop("_from_model_config", None)
+        self.transformers_version = kwargs.pop("transformers_version", None)
+        kwargs.pop("_commit_hash", None)
+        refuse_unknown(kwargs)
+        self.validate()
+
+    def validate(self, **unused) -> None:
+        """Refuse values no model could use. What depends on the model is checked by `generate`."""
+        at_least_one = ("max_length", "length_beams", "refinement_passes", "ctc_beam_size", "num_return_sequences")
+        for name in at_least_one:
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
+        for name in ("max_nfe", "stop_on_stable_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be unset or a whole number of at least 1, not {value!r}.")
+        if self.tol is not None and not self.tol > 0:
+            raise ValueError(f"tol must be unset or above 0, not {self.tol!r}.")
+
+    @classmethod
+    def from_model_config(cls, model_config: Any) -> "DeqNarGenerationConfig":
+        """Special tokens from the model; everything else is asked for when generating."""
+        values = model_config if isinstance(model_config, dict) else model_config.to_dict()
+        tokens = {name: values.get(name) for name in TOKENS}
+        config = cls(max_length=min(256, values["max_position_embeddings"]), **tokens)
+        config._original_object_hash = hash(config)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """A reranker that is a model, not a name, stays with this process."""
+        kept, self.reranker = self.reranker, self.reranker if isinstance(self.reranker, str) else None
+        try:
+            return super().to_dict()
+        finally:
+            self.reranker = kept
+
+    def update(self, **kwargs) -> dict[str, Any]:
+        """Set options; what is not one is returned, as transformers expects."""
+        known = {*(option.name for option in fields(Options)), *TOKENS}
+        for name in known & kwargs.keys():
+            setattr(self, name, kwargs.pop(name))
+        self.validate()
+        return kwargs
+
+
+def refuse_unknown(names: dict[str, Any]) -> None:
+    """An error that names the first unknown option and the known one most like it."""
+    if not names:
+        return
+    name = next(iter(names))
+    known = [option.name for option in fields(Options)]
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    advice = f"did you mean {nearest[0]}?" if nearest else f"choose among {', '.join(known)}."
+    raise ValueError(f"{name} is not an option of generate; {advice}")
+
+
+@dataclass
+class Draft:
+    """What a sentence looked like after one evaluation."""
+
+    tokens: Tensor
+    residual: float | None
+
+
+@dataclass
+class DeqNarGenerateOutput(ModelOutput):
+    """What `generate` returns with `return_dict_in_generate=True`; one entry per returned sequence.
+
+    Attributes:
+        sequences: token ids, padded behind the end.
+        sequences_scores: mean log-probability of the tokens; of the path's positions for the best CTC path; log p(text)
+            per token for CTC beam search; the reranker's mean log-likelihood if there is one.
+        token_scores: log-probability of every token, 0 at padding; None for CTC beam search.
+        nfe: evaluations of the sequence's own canvas, over all passes.
+        residual, converged: of the last solve; None for `stacked` models.
+        canvas_lengths: how long the chosen canvas was.
+        trajectory: with `output_trajectory`, the drafts of every evaluation.
+    """
+
+    sequences: Tensor | None = None
+    sequences_scores: Tensor | None = None
+    token_scores: Tensor | None = None
+    nfe: Tensor | None = None
+    residual: Tensor | None = None
+    converged: Tensor | None = None
+    canvas_lengths: Tensor | None = None
+    trajectory: list[list[Draft]] | None = None
+
+
+class TerminalStreamer:
+    """Redraws one sentence as it settles: on a terminal in place, otherwise a line per draft.
+
+    >>> model.generate(**batch, streamer=TerminalStreamer(tokenizer))                      # doctest: +SKIP
+    """
+
+    def __init__(self, tokenizer: Any, stream: TextIO | None = None) -> None:
+        self.tokenizer, self.stream = tokenizer, sys.stdout if stream is None else stream
+        self.in_place = self.stream.isatty()
+        self.previous: str | None = None
+
+    def put_draft(self, value: Tensor, **rest) -> None:
+        text = self.tokenizer.decode(value.reshape(-1), skip_special_tokens=True)
+        if text == self.previous:
+            return
+        self.previous = text
+        self.stream.write(f"\r\033[K\033[2m{text}\033[0m" if self.in_place else f"{text}\n")
+        self.stream.flush()
+
+    def put(self, value: Tensor) -> None:
+        text = self.tokenizer.decode(value.reshape(-1), skip_special_tokens=True)
+        self.stream.write(f"\r\033[K{text}\n" if self.in_place else f"{text}\n")
+        self.stream.flush()
+
+    def end(self) -> None:
+        self.previous = None
+
+
+@dataclass
+class Candidates:
+    """All canvases of a batch while they are being refined."""
+
+    sentence: Tensor  # candidates: which sentence each belongs to
+    canvas: Tensor  # candidates, positions: what is injected
+    mask: Tensor  # candidates, positions
+    tokens: Tensor  # candidates, positions: what is read
+    scores: Tensor  # candidates, positions: log-probability of each token
+    nfe: Tensor  # candidates
+    residual: Tensor | None = None
+    converged: Tensor | None = None
+    log_probabilities: Tensor | None = None  # candidates, positions, vocabulary; kept for CTC beam search
+
+
+class DraftReader:
+    """Watches a solve: reads tokens after every evaluation, to stream them, keep them, or stop rows that are stable."""
+
+    def __init__(
+        self, read: Any, blank: int | None, candidates: Candidates, options: DeqNarGenerationConfig, streamer: Any
+    ) -> None:
+        self.read, self.blank = read, blank
+        self.patience, self.streamer = options.stop_on_stable_tokens, streamer
+        self.lengths = candidates.mask.sum(dim=1)
+        self.tokens = torch.full_like(candidates.canvas, -1)
+        self.stable = torch.zeros_like(candidates.nfe)
+        self.drafts: list[list[Draft]] | None = [[] for _ in self.lengths] if options.output_trajectory else None
+
+    def __call__(self, rows: Tensor, value: Tensor, residual: Tensor | None) -> Tensor | None:
+        tokens = self.read(value)
+        inside = torch.arange(tokens.shape[1], device=tokens.device)[None] < self.lengths[rows, None]
+        same = ((tokens == self.tokens[rows, : tokens.shape[1]]) | ~inside).all(dim=1)
+        self.tokens[rows, : tokens.shape[1]] = tokens
+        self.stable[rows] = torch.where(same, self.stable[rows] + 1, 0)
+        for place, row in enumerate(rows.tolist()):
+            draft = self.text(tokens[place, : int(self.lengths[row])]).cpu()
+            if self.drafts is not None:
+                self.drafts[row].append(Draft(draft, None if residual is None else float(residual[place])))
+            if row == 0 and self.streamer is not None and hasattr(self.streamer, "put_draft"):
+                self.streamer.put_draft(value=draft)
+        return None if self.patience is None else self.stable[rows] >= self.patience
+
+    def text(self, tokens: Tensor) -> Tensor:
+        """One row as a reader would see it: a CTC path is collapsed."""
+        if self.blank is None:
+            return tokens
+        return collapse(tokens[None], torch.tensor([len(tokens)], device=tokens.device), self.blank, self.blank)[0][0]
+
+    def restart(self) -> None:
+        """A new pass begins: nothing has been stable in it yet."""
+        self.tokens.fill_(-1)
+        self.stable.zero_()
+
+
+class DeqNarGenerationMixin:
+    """`generate` for models that have `model` (encode, bind, refine) and `lm_head`."""
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        generation_config: DeqNarGenerationConfig | None = None,
+        streamer: Any = None,
+        labels: Tensor | None = None,
+        synced_gpus: bool | None = None,
+        **options,
+    ) -> Tensor | DeqNarGenerateOutput:
+        """Translate a batch. Returns token ids, or a `DeqNarGenerateOutput` with `return_dict_in_generate=True`.
+
+        Args:
+            input_ids, attention_mask: the source, padded on the right.
+            generation_config: options for this call; the model's own if not given.
+            streamer: receives the final tokens and, if it has `put_draft`, every draft; one sentence at a time.
+            labels, synced_gpus: passed by `Seq2SeqTrainer`; they have no influence on the translation.
+            options: any option of `DeqNarGenerationConfig`, for this call.
+        """
+        settings = copy.copy(self.generation_config if generation_config is None else generation_config)
+        refuse_unknown(settings.update(**options))
+        self._check_options(settings)
+        source_mask = self.model.check_source(input_ids, attention_mask, None)
+        if streamer is not None and len(input_ids) > 1:
+            raise ValueError(
+                f"A streamer shows one sentence, but the batch has {len(input_ids)}; pass them one by one."
+            )
+
+        candidates, drafts = self._refine_candidates(input_ids, source_mask, settings, streamer)
+        texts, scores, token_scores, candidate = self._read_texts(candidates, settings)
+        if settings.reranker is not None:
+            scores = self._rerank(settings.reranker, input_ids, source_mask, texts, candidates.sentence[candidate])
+        chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
+        sequences = trim_padding(texts[chosen], self.config.pad_token_id)
+        if streamer is not None:
+            streamer.put(sequences[0].cpu())
+            streamer.end()
+        if not settings.return_dict_in_generate:
+            return sequences
+        candidate = candidate[chosen]
+        return DeqNarGenerateOutput(
+            sequences=sequences,
+            sequences_scores=scores[chosen],
+            token_scores=None if token_scores is None else token_scores[chosen][:, : sequences.shape[1]],
+            nfe=candidates.nfe[candidate],
+            residual=None if candidates.residual is None else candidates.residual[candidate],
+            converged=None if candidates.converged is None else candidates.converged[candidate],
+            canvas_lengths=candidates.mask.sum(dim=1)[candidate],
+            trajectory=None if drafts is None else [drafts[index] for index in candidate.tolist()],
+        )
+
+    def _check_options(self, settings: DeqNarGenerationConfig) -> None:
+        """Refuse combinations that this model cannot do, naming both sides."""
+        if self.config.length == "ctc":
+            beams, name = settings.ctc_beam_size, "ctc_beam_size"
+            for option in ("length_beams", "deduplicate"):
+                if getattr(settings, option) > 1 or getattr(settings, option) is True:
+                    raise ValueError(
+                        f"{option}={getattr(settings, option)} needs config.length='predict', but this is a CTC model: "
+                        "its canvas has one length and repetitions are merged anyway; use ctc_beam_size instead."
+                    )
+        else:
+            beams, name = settings.length_beams, "length_beams"
+            if settings.ctc_beam_size > 1:
+                raise ValueError(
+                    f"ctc_beam_size={settings.ctc_beam_size} needs config.length='ctc', but this model predicts "
+                    "lengths; use length_beams instead."
+                )
+            if beams > 2 * self.config.length_offsets:
+                raise ValueError(f"length_beams={beams}, but only {2 * self.config.length_offsets} lengths exist.")
+        if settings.num_return_sequences > beams:
+            raise ValueError(
+                f"num_return_sequences={settings.num_return_sequences} is more than {name}={beams} candidates; "
+                f"raise {name}."
+            )
+        if settings.stop_on_stable_tokens is not None and self.config.refinement == "stacked":
+            raise ValueError("stop_on_stable_tokens has nothing to stop: refinement='stacked' evaluates once.")
+
+    def _refine_candidates(
+        self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
+    ) -> tuple[Candidates, list[list[Draft]] | None]:
+        """Encode, lay out the canvases, and refine them in `refinement_passes` solves."""
+        memory = self.model.encode(input_ids, source_mask)
+        canvas_lengths = self._canvas_lengths(memory, source_mask, settings)  # sentences, beams
+        seen = memory if self.model.latent_head is None else self.model.latent_head(memory, source_mask, None, None)[0]
+        sentence = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(canvas_lengths.shape[1])
+        projected = [(key[sentence], value[sentence]) for key, value in self.model.project(seen)]
+        seen, source_mask = seen[sentence], source_mask[sentence]
+
+        canvas = self.model.masked_canvas(canvas_lengths.flatten())
+        mask = self.model.check_canvas(canvas, None)
+        candidates = Candidates(
+            sentence=sentence,
+            canvas=canvas,
+            mask=mask,
+            tokens=canvas,
+            scores=torch.zeros(canvas.shape, dtype=torch.float32, device=canvas.device),
+            nfe=torch.zeros_like(sentence),
+        )
+        watching = settings.stop_on_stable_tokens is not None or settings.output_trajectory
+        watching = watching or hasattr(streamer, "put_draft")
+        blank = self.config.blank_token_id if self.config.length == "ctc" else None
+        reader = DraftReader(self._read_draft, blank, candidates, settings, streamer) if watching else None
+        for number in range(settings.refinement_passes):
+            if reader is not None:
+                reader.restart()
+            if number > 0:
+                candidates.canvas = mask_weakest(
+                    candidates, number, settings.refinement_passes, self.config.mask_token_id
+                )
+            bound = self.model.bind(candidates.canvas, mask, seen, source_mask, projected)
+            found = self.model.refine(
+                bound, mask, max_nfe=settings.max_nfe, tol=settings.tol, solver=settings.solver, observe=reader
+            )
+            if reader is not None and self.config.refinement == "stacked":
+                reader(torch.arange(len(sentence), device=sentence.device), found.value, None)
+            self._update(candidates, found, keep_all=settings.ctc_beam_size > 1)
+        return candidates, None if reader is None else reader.drafts
+
+    def _canvas_lengths(self, memory: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig) -> Tensor:
+        """sentences × beams."""
+        if self.config.length == "ctc":
+            return self.model.canvas_lengths(source_mask, None, None)[:, None]
+        logits = self.model.length_head(memory, source_mask)
+        lengths = self.model.length_head.lengths(logits, source_mask.sum(dim=1), settings.length_beams)
+        return lengths.clamp_max(min(settings.max_length, self.config.max_position_embeddings))
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """Logits without the tokens that are never part of a text."""
+        logits = self.lm_head(features).float()
+        never = {self.config.pad_token_id, self.config.mask_token_id, self.config.bos_token_id}
+        if self.config.length != "ctc":
+            never.add(self.config.blank_token_id)
+        logits[..., [token for token in never if token is not None]] = float("-inf")
+        return logits
+
+    def _read_draft(self, value: Tensor) -> Tensor:
+        return self._logits(value).argmax(dim=-1)
+
+    def _update(self, candidates: Candidates, found: Any, keep_all: bool) -> None:
+        """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
+        log_probabilities = self._logits(found.value).log_softmax(dim=-1)
+        if log_probabilities.isnan().any():
+            raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+        scores, tokens = log_probabilities.max(dim=-1)
+        masked = candidates.canvas == self.config.mask_token_id
+        candidates.tokens = torch.where(masked, tokens, candidates.tokens)
+        candidates.scores = torch.where(masked, scores, candidates.scores)
+        candidates.nfe = candidates.nfe + found.nfe
+        candidates.residual, candidates.converged = found.residual, found.converged
+        candidates.log_probabilities = log_probabilities if keep_all else None
+
+    def _read_texts(
+        self, candidates: Candidates, settings: DeqNarGenerationConfig
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Texts (padded), their scores, token scores, and the candidate each was read from."""
+        padding, lengths = self.config.pad_token_id, candidates.mask.sum(dim=1)
+        every = torch.arange(len(lengths), device=lengths.device)
+        if settings.ctc_beam_size > 1:
+            texts, counts, scores = prefix_beam_search(
+                candidates.log_probabilities, lengths, self.config.blank_token_id, settings.ctc_beam_size, padding
+            )
+            scores = (scores / counts.clamp_min(1)).flatten()
+            texts = texts.flatten(0, 1)[:, : settings.max_length]
+            return texts, scores, None, every.repeat_interleave(settings.ctc_beam_size)
+        kept = candidates.mask
+        if self.config.length == "ctc":
+            kept = starts_of_runs(candidates.tokens, lengths) & (candidates.tokens != self.config.blank_token_id)
+        elif settings.deduplicate:
+            kept = starts_of_runs(candidates.tokens, lengths)
+        texts, _ = pack(candidates.tokens, kept, padding)
+        token_scores, _ = pack(candidates.scores, kept, 0.0)
+        scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
+        return texts[:, : settings.max_length], scores, token_scores[:, : settings.max_length], every
+
+    def _rerank(self, reranker: Any, input_ids: Tensor, source_mask: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
+        """Mean log-likelihood per token of every text under the reranker, in one teacher-forced pass."""
+        if isinstance(reranker, str):
+            reranker = load_reranker(reranker, input_ids.device)
+        check_reranker(reranker, self.config.vocab_size)
+        padding, end = self.config.pad_token_id, self.config.eos_token_id
+        labels, real = texts, texts != padding
+        if isinstance(end, int):  # the reranker also judges where a text ends
+            labels, real = with_end(texts, real, end)
+        start = reranker.config.decoder_start_token_id
+        decoder_input_ids = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
+        outputs = reranker(
+            input_ids=input_ids[sentence],
+            attention_mask=source_mask[sentence].long(),
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1).long(),
+        )
+        scores = outputs.logits.float().log_softmax(dim=-1).gather(2, labels[:, :, None])[:, :, 0]
+        return (scores * real).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+
+    def adjust_generation_fn(
+        self,
+        generation_config: GenerationConfig | None,
+        from_auto_class: bool,
+        from_pipeline: str | None,
+        pretrained_model_name_or_path: str | None,
+        cache_dir: str | None,
+        force_download: bool,
+        proxies: dict | None,
+        local_files_only: bool,
+        token: str | bool | None,
+        revision: str | None,
+        subfolder: str,
+        trust_remote_code: bool,
+        **rest,
+    ) -> None:
+        """Called by `from_pretrained`: take up the saved options, ours included."""
+        if generation_config is not None:
+            self.generation_config = DeqNarGenerationConfig.from_dict(generation_config.to_dict())
+        elif pretrained_model_name_or_path is not None:
+            where = {"cache_dir": cache_dir, "force_download": force_download, "proxies": proxies, "token": token}
+            where |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder}
+            try:
+                self.generation_config = DeqNarGenerationConfig.from_pretrained(pretrained_model_name_or_path, **where)
+            except OSError:
+                return  # a repository without generation_config.json: the defaults of __init__ stand
+
+
+def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:
+    """The canvas of pass t of T: the ⌊N·(1 − t/T)⌋ least sure tokens become `<mask>` again (Mask-Predict)."""
+    count = candidates.mask.sum(dim=1) * (passes - number) // passes
+    rank = candidates.scores.masked_fill(~candidates.mask, float("inf")).argsort(dim=1).argsort(dim=1)
+    return torch.where(rank < count[:, None], mask_token, candidates.tokens).where(candidates.mask, candidates.canvas)
+
+
+def best_per_sentence(scores: Tensor, sentence: Tensor, count: int) -> Tensor:
+    """Which texts to return: the `count` best of every sentence, sentence by sentence."""
+    sentences = int(sentence.max()) + 1
+    grouped = scores.reshape(sentences, -1)  # texts stand sentence by sentence
+    best = grouped.topk(count, dim=1).indices
+    return (best + torch.arange(sentences, device=scores.device)[:, None] * grouped.shape[1]).flatten()
+
+
+def trim_padding(sequences: Tensor, padding: int) -> Tensor:
+    """Drop columns that are padding in every row, but leave one."""
+    longest = int((sequences != padding).sum(dim=1).max())
+    return sequences[:, : max(1, longest)]
+
+
+def with_end(texts: Tensor, real: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    """Texts that all close with the end token, and their new mask."""
+    lengths = real.sum(dim=1)
+    last = texts.gather(1, (lengths - 1).clamp_min(0)[:, None])[:, 0]
+    missing = (last != end) | (lengths == 0)
+    texts = torch.cat([texts, texts[:, :1]], dim=1)
+    real = torch.cat([real, torch.zeros_like(real[:, :1])], dim=1)
+    position = torch.arange(texts.shape[1], device=texts.device)[None]
+    added = missing[:, None] & (position == lengths[:, None])
+    return texts.masked_fill(added, end), real | added
+
+
+def load_reranker(name: str, device: torch.device) -> Any:
+    """A frozen seq2seq model by name or path."""
+    return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
+
+
+def check_reranker(reranker: Any, vocabulary: int) -> None:
+    """A reranker reads the very token ids that were generated, so it must have been trained on the same vocabulary."""
+    if not getattr(reranker.config, "is_encoder_decoder", False):
+        raise ValueError(
+            f"The reranker is a {reranker.config.model_type} model without an encoder; use a seq2seq model."
+        )
+    if reranker.config.vocab_size != vocabulary:
+        raise ValueError(
+            f"The reranker has {reranker.config.vocab_size} tokens but the model has {vocabulary}; "
+            "train it with the same tokenizer (a teacher of the model is the natural choice)."
+        )
+    if reranker.config.decoder_start_token_id is None:
+        raise ValueError("The reranker's config has no decoder_start_token_id, so it cannot score a text.")
+
+
+__all__ = ["DeqNarGenerateOutput", "DeqNarGenerationConfig", "DeqNarGenerationMixin", "Draft", "TerminalStreamer"]

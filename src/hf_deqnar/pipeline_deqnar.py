@@ -1,0 +1,170 @@
+"""`pipeline("translation")`, which transformers 5 has dropped, for these models and every other seq2seq model."""
+
+import re
+from typing import Any
+
+import torch
+from transformers import Pipeline
+from transformers.pipelines.base import GenericTensor
+from transformers.tokenization_utils_base import BatchEncoding
+
+TASK = "translation"
+TASK_WITH_LANGUAGES = re.compile(r"translation_(?P<source>\w+?)_to_(?P<target>\w+)")
+FIGURES = ("nfe", "residual", "converged", "sequences_scores")
+
+
+class DeqNarTranslationPipeline(Pipeline):
+    """Text in, `{'translation_text': …}` out.
+
+    Takes a string, a list, a generator or a `datasets` column, alone or in batches. Options of `generate` may be given
+    when the pipeline is made or with each call. Text that is empty or only spaces translates to the empty text.
+
+    >>> translate = pipeline("translation", model="path-or-hub-id")                         # doctest: +SKIP
+    >>> translate("A man is riding a horse.", length_beams=5)                               # doctest: +SKIP
+    [{'translation_text': 'Ein Mann reitet auf einem Pferd.'}]
+    """
+
+    _pipeline_calls_generate = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = True
+
+    def _sanitize_parameters(
+        self,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        return_figures: bool | None = None,
+        clean_up_tokenization_spaces: bool | None = None,
+        **generate_options: Any,
+    ) -> tuple[dict, dict, dict]:
+        """Sort options into those of preprocessing, of `generate` and of postprocessing.
+
+        Args:
+            src_lang, tgt_lang: for multilingual models; also taken from task names such as `translation_en_to_de`.
+            return_figures: add `nfe`, `residual`, `converged` and `score` to every translation.
+        """
+        named = TASK_WITH_LANGUAGES.fullmatch(self.task or "")
+        languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+        if named is not None:
+            languages = {"src_lang": src_lang or named["source"], "tgt_lang": tgt_lang or named["target"]}
+        preprocessing = {name: language for name, language in languages.items() if language is not None}
+        postprocessing = {}
+        if clean_up_tokenization_spaces is not None:
+            postprocessing["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
+        if return_figures is not None:
+            generate_options["return_figures"] = return_figures
+        return preprocessing, generate_options, postprocessing
+
+    def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """Translate. One string gives a list with one translation, as does each element of a list of strings."""
+        results = super().__call__(inputs, *arguments, **options)
+        if isinstance(inputs, list) and results and all(len(result) == 1 for result in results):
+            return [result[0] for result in results]
+        return results
+
+    def preprocess(
+        self, text: str, src_lang: str | None = None, tgt_lang: str | None = None
+    ) -> dict[str, GenericTensor]:
+        if not isinstance(text, str):
+            raise ValueError(f"Only text can be translated, but an input is of type {type(text).__name__}.")
+        text = clean_text(text)
+        empty = not text
+        text = text or "."  # a row needs something in it; what comes out is dropped
+        multilingual = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if multilingual is not None and src_lang is not None and tgt_lang is not None:
+            encoded = multilingual(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang)
+        else:
+            encoded = self.tokenizer(text, return_tensors="pt")
+        encoded = {name: value for name, value in encoded.items() if name != "token_type_ids"}
+        check_length(encoded["input_ids"].shape[1], self.model.config)
+        return BatchEncoding({**encoded, "is_empty": torch.tensor([[empty]])})
+
+    def _forward(self, model_inputs: dict[str, GenericTensor], return_figures: bool = False, **options: Any) -> dict:
+        empty = model_inputs.pop("is_empty")[:, 0]
+        ours = self.model.config.model_type == "deqnar"
+        if return_figures and not ours:
+            raise ValueError(f"return_figures needs a deqnar model, not {self.model.config.model_type}.")
+        forced = {name: model_inputs.pop(name) for name in ("forced_bos_token_id",) if name in model_inputs}
+        settings = self._prepare_generate_kwargs(options) if not ours else {**self._generate_kwargs, **options}
+        if ours and return_figures:
+            settings["return_dict_in_generate"] = True
+        rows = empty.shape[0]
+        if empty.all():
+            nothing = torch.full((rows, settings.get("num_return_sequences", 1), 1), self.tokenizer.pad_token_id)
+            return {"sequences": nothing, "is_empty": empty}
+        result = self.model.generate(**model_inputs, **forced, **settings)
+        sequences = result if isinstance(result, torch.Tensor) else result.sequences
+        output = {"sequences": sequences.reshape(rows, -1, sequences.shape[-1]), "is_empty": empty}
+        if return_figures:
+            for name in FIGURES:
+                if getattr(result, name) is not None:
+                    output[name] = getattr(result, name).reshape(rows, -1)
+        return output
+
+    def postprocess(self, output: dict, clean_up_tokenization_spaces: bool = False) -> list[dict[str, Any]]:
+        if bool(output["is_empty"][0]):
+            return [{"translation_text": ""} for _ in output["sequences"][0]]
+        records = []
+        for index, tokens in enumerate(output["sequences"][0]):
+            text = self.tokenizer.decode(
+                tokens, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+            )
+            record = {"translation_text": text.strip()}
+            for name in FIGURES:
+                if name in output:
+                    record["score" if name == "sequences_scores" else name] = output[name][0][index].item()
+            records.append(record)
+        return records
+
+
+def clean_text(text: str) -> str:
+    """Control characters become spaces (a tokenizer has never seen them), and the ends are trimmed."""
+    return "".join(" " if ord(character) < 32 or ord(character) == 127 else character for character in text).strip()
+
+
+def longest_source(config: Any) -> int | None:
+    """How many tokens a source may have; a CTC canvas is a multiple of it and must fit as well."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if config.model_type == "deqnar" and config.length == "ctc":
+        return positions // config.ctc_upsampling
+    return positions
+
+
+def check_length(tokens: int, config: Any) -> None:
+    longest = longest_source(config)
+    if longest is not None and tokens > longest:
+        raise ValueError(
+            f"A text has {tokens} tokens, but this model takes at most {longest}; split it into sentences."
+        )
+
+
+class TaskAliases(dict):
+    """The registry's aliases, which also knows every `translation_xx_to_yy`."""
+
+    def __contains__(self, task: object) -> bool:
+        return super().__contains__(task) or bool(TASK_WITH_LANGUAGES.fullmatch(str(task)))
+
+    def __getitem__(self, task: str) -> str:
+        return super().__getitem__(task) if super().__contains__(task) else TASK
+
+
+def register_translation_pipeline() -> None:
+    """Bring `pipeline("translation")` back.
+
+    transformers 5 lists the task among the removed ones and refuses it before its registry is asked, so the entry is
+    taken out of that list; then the task is registered like any custom one, for every seq2seq model.
+    """
+    from transformers import AutoModelForSeq2SeqLM, pipelines
+
+    pipelines.REMOVED_TASKS.pop(TASK, None)
+    registry = pipelines.PIPELINE_REGISTRY
+    if not isinstance(registry.task_aliases, TaskAliases):
+        registry.task_aliases = TaskAliases(registry.task_aliases)
+    if TASK not in registry.supported_tasks:
+        registry.register_pipeline(
+            TASK, pipeline_class=DeqNarTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
+        )
+
+
+__all__ = ["DeqNarTranslationPipeline", "register_translation_pipeline"]

@@ -1,0 +1,336 @@
+import io
+import json
+import math
+import re
+from fractions import Fraction
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel, TextStreamer
+from transformers.generation.streamers import TextDiffusionStreamer
+
+from hf_deqnar import DeqNarForConditionalGeneration, DeqNarGenerateOutput, DeqNarGenerationConfig
+from hf_deqnar.generation_deqnar import Candidates, TerminalStreamer, mask_weakest
+
+from .conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
+
+MASK, BLANK, END = 4, 5, 2
+
+
+def reranker(vocabulary: int = VOCABULARY, **fields) -> MarianMTModel:
+    torch.manual_seed(1)
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 64}
+    tokens = {"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD, "forced_eos_token_id": END}
+    return MarianMTModel(MarianConfig(vocab_size=vocabulary, **sizes, **heads, **tokens, **fields)).eval()
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_tensors_by_default_and_figures_on_request(refinement, length):
+    model, tokens = small_model(torch.float32, refinement=refinement, length=length), padded(random_sentences(5))
+    plain = model.generate(input_ids=tokens)
+    assert isinstance(plain, torch.Tensor)
+    assert plain.shape[0] == 5
+    out = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
+    assert isinstance(out, DeqNarGenerateOutput)
+    assert torch.equal(out.sequences, plain)
+    for figure in (out.sequences_scores, out.nfe, out.canvas_lengths, out.trajectory):
+        assert len(figure) == 5
+    assert out.token_scores.shape == out.sequences.shape
+    assert (out.residual is None) == (refinement == "stacked")
+    never = {MASK} if length == "predict" else {MASK, BLANK}
+    assert not never & set(plain.flatten().tolist())
+
+
+def test_a_length_predicting_model_reads_the_arg_max_of_its_equilibrium():
+    model, tokens = small_model(), padded(random_sentences(4))
+    with torch.no_grad():
+        logits = model(input_ids=tokens).logits
+        out = model.generate(input_ids=tokens, return_dict_in_generate=True)
+    logits[..., [PAD, MASK, BLANK, 0]] = float("-inf")
+    for row, length in enumerate(out.canvas_lengths.tolist()):
+        assert out.sequences[row, :length].tolist() == logits[row, :length].argmax(dim=-1).tolist()
+        expected = logits[row, :length].log_softmax(dim=-1).amax(dim=-1)
+        torch.testing.assert_close(out.token_scores[row, :length].double(), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out.sequences_scores[row].double(), expected.mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_length_beams_pick_the_canvas_with_the_best_mean_log_probability():
+    model, tokens = small_model(), padded(random_sentences(4, shortest=4))
+    out = model.generate(input_ids=tokens, length_beams=4, num_return_sequences=4, return_dict_in_generate=True)
+    with torch.no_grad():
+        mask = tokens != PAD
+        logits = model.model.length_head(model.model.encode(tokens, mask), mask)
+        expected = model.model.length_head.lengths(logits, mask.sum(dim=1), 4)
+    for row in range(4):
+        scores = out.sequences_scores[4 * row : 4 * row + 4]
+        assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+        assert sorted(out.canvas_lengths[4 * row : 4 * row + 4].tolist()) == sorted(expected[row].tolist())
+    best = model.generate(input_ids=tokens, length_beams=4)
+    assert torch.equal(best, out.sequences[::4][:, : best.shape[1]])
+
+
+def transcribed_rule(scores: list[float], tokens: list[int], masks: int) -> list[int]:
+    """Mask-Predict, written out: the `masks` least sure tokens become <mask>."""
+    weakest = sorted(range(len(tokens)), key=lambda position: scores[position])[:masks]
+    return [MASK if position in weakest else token for position, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize("passes", [2, 3, 10])
+def test_the_weakest_tokens_are_masked_by_the_linear_rule(passes):
+    lengths = [1, 5, 8]
+    tokens, scores = torch.randint(6, 50, (3, 8)), torch.randn(3, 8)
+    mask = torch.arange(8) < torch.tensor(lengths)[:, None]
+    tokens = tokens.masked_fill(~mask, PAD)
+    candidates = Candidates(torch.arange(3), tokens, mask, tokens, scores, torch.zeros(3))
+    for number in range(1, passes):
+        canvas = mask_weakest(candidates, number, passes, MASK)
+        for row, length in enumerate(lengths):
+            count = math.floor(length * (1 - Fraction(number, passes)))
+            expected = transcribed_rule(scores[row, :length].tolist(), tokens[row, :length].tolist(), count)
+            assert canvas[row, :length].tolist() == expected
+            assert (canvas[row, length:] == PAD).all()
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+def test_refinement_passes_follow_mask_predict_step_by_step(length):
+    """`generate` with three passes against the algorithm written out with plain forward calls."""
+    model = small_model(length=length, tol=1e-9, max_nfe=60)
+    tokens = padded(random_sentences(1, shortest=7, longest=7))
+    out = model.generate(input_ids=tokens, refinement_passes=3, return_dict_in_generate=True)
+    size = int(out.canvas_lengths)
+    canvas, chosen, scores, nfe = [MASK] * size, [0] * size, [0.0] * size, 0
+    for number in range(3):
+        if number:
+            canvas = transcribed_rule(scores, chosen, math.floor(size * (1 - Fraction(number, 3))))
+        with torch.no_grad():
+            step = model(input_ids=tokens, decoder_input_ids=torch.tensor([canvas]))
+        logits = step.logits[0].clone()
+        logits[:, [PAD, MASK, 0] + ([BLANK] if length == "predict" else [])] = float("-inf")
+        best = logits.log_softmax(dim=-1).max(dim=-1)
+        for position in range(size):
+            if canvas[position] == MASK:
+                chosen[position], scores[position] = int(best.indices[position]), float(best.values[position])
+        nfe += int(step.nfe)
+    assert int(out.nfe) == nfe
+    if length == "predict":
+        assert out.sequences[0].tolist() == chosen
+    else:
+        merged = [token for index, token in enumerate(chosen) if index == 0 or token != chosen[index - 1]]
+        assert out.sequences[0].tolist() == [token for token in merged if token != BLANK]
+
+
+def test_deduplication_merges_equal_neighbours():
+    model = small_model()
+    model.lm_head.weight.data[7] *= 50  # make one token dominate
+    tokens = padded(random_sentences(3, shortest=6))
+    plain = model.generate(input_ids=tokens)
+    merged = model.generate(input_ids=tokens, deduplicate=True)
+    for row in range(3):
+        words = [token for token in plain[row].tolist() if token != PAD]
+        expected = [token for index, token in enumerate(words) if index == 0 or token != words[index - 1]]
+        assert [token for token in merged[row].tolist() if token != PAD] == expected
+    assert merged.shape[1] < plain.shape[1]
+
+
+def test_a_ctc_beam_is_at_least_as_likely_as_the_best_path():
+    model, tokens = small_model(length="ctc"), padded(random_sentences(4, shortest=3))
+    out = model.generate(input_ids=tokens, ctc_beam_size=6, num_return_sequences=6, return_dict_in_generate=True)
+    assert out.sequences.shape[0] == 24
+    assert out.token_scores is None
+    for row in range(4):
+        texts = [tuple(text) for text in out.sequences[6 * row : 6 * row + 6].tolist()]
+        assert len(set(texts)) == 6
+        scores = out.sequences_scores[6 * row : 6 * row + 6].tolist()
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_a_reranker_picks_what_it_likes_best():
+    model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3, shortest=3))
+    out = model.generate(
+        input_ids=tokens, length_beams=4, num_return_sequences=4, reranker=judge, return_dict_in_generate=True
+    )
+    for index, text in enumerate(out.sequences):
+        words = [token for token in text.tolist() if token != PAD]
+        labels = torch.tensor([words if words[-1] == END else [*words, END]])
+        source = tokens[index // 4 : index // 4 + 1]
+        with torch.no_grad():
+            loss = judge(input_ids=source, attention_mask=(source != PAD).long(), labels=labels).loss
+        assert float(out.sequences_scores[index]) == pytest.approx(-float(loss), rel=1e-4)
+    for row in range(3):
+        scores = out.sequences_scores[4 * row : 4 * row + 4].tolist()
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_a_reranker_can_be_named(tmp_path):
+    model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3))
+    judge.save_pretrained(tmp_path)
+    named = model.generate(input_ids=tokens, length_beams=3, reranker=str(tmp_path))
+    assert torch.equal(named, model.generate(input_ids=tokens, length_beams=3, reranker=judge))
+
+
+def test_a_row_stops_when_its_tokens_are_stable():
+    model, tokens = small_model(tol=1e-12, max_nfe=60), padded(random_sentences(6))
+    whole = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
+    stopped = model.generate(
+        input_ids=tokens, stop_on_stable_tokens=2, return_dict_in_generate=True, output_trajectory=True
+    )
+    assert (stopped.nfe < whole.nfe).all()
+    for row in range(6):
+        drafts = [draft.tokens.tolist() for draft in whole.trajectory[row]]
+        first = next(n for n in range(2, len(drafts)) if drafts[n] == drafts[n - 1] == drafts[n - 2])
+        assert int(stopped.nfe[row]) == first + 1
+    assert not stopped.converged.any()
+    twice = model.generate(input_ids=tokens, stop_on_stable_tokens=2, refinement_passes=2, return_dict_in_generate=True)
+    assert (twice.nfe >= stopped.nfe + 3).all()  # each pass earns its own stability
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+def test_the_trajectory_ends_in_the_answer(length):
+    model, tokens = small_model(length=length), padded(random_sentences(4))
+    out = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
+    for row in range(4):
+        assert len(out.trajectory[row]) == int(out.nfe[row])
+        answer = [token for token in out.sequences[row].tolist() if token != PAD]
+        assert out.trajectory[row][-1].tokens.tolist() == answer
+        residuals = [draft.residual for draft in out.trajectory[row]]
+        assert residuals[-1] == pytest.approx(float(out.residual[row]))
+
+
+def test_max_length_bounds_the_text():
+    for length in ("predict", "ctc"):
+        model = small_model(length=length)
+        assert model.generate(input_ids=padded(random_sentences(4, shortest=9)), max_length=3).shape[1] <= 3
+
+
+def test_options_are_saved_with_the_model_and_restored(tmp_path):
+    model = small_model(torch.float32)
+    model.generation_config.update(length_beams=5, tol=2e-4, refinement_passes=2, stop_on_stable_tokens=3)
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved["length_beams"] == 5
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert isinstance(loaded.generation_config, DeqNarGenerationConfig)
+    assert loaded.generation_config.to_dict() == model.generation_config.to_dict()
+    tokens = padded(random_sentences(3))
+    assert torch.equal(loaded.generate(input_ids=tokens), model.generate(input_ids=tokens))
+    other = DeqNarForConditionalGeneration.from_pretrained(
+        tmp_path, generation_config=DeqNarGenerationConfig(length_beams=2)
+    )
+    assert other.generation_config.length_beams == 2
+
+
+def test_a_reranker_object_is_not_written_to_disk(tmp_path):
+    model = small_model(torch.float32)
+    model.generation_config.reranker = reranker()
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["reranker"] is None
+    assert model.generation_config.reranker is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_nef": 5}, "max_nef is not an option of generate; did you mean max_nfe?"),
+        ({"num_beams": 5}, "num_beams is not an option of generate; did you mean length_beams?"),
+        ({"xyzzy": 5}, "xyzzy is not an option of generate; choose among max_length, length_beams"),
+        ({"length_beams": 0}, "length_beams must be a whole number of at least 1, not 0"),
+        ({"tol": 0.0}, "tol must be unset or above 0"),
+        ({"solver": "newton"}, "Unknown solver 'newton'"),
+        ({"num_return_sequences": 3}, "num_return_sequences=3 is more than length_beams=1"),
+        ({"ctc_beam_size": 4}, "ctc_beam_size=4 needs config.length='ctc'"),
+        ({"length_beams": 100}, "length_beams=100, but only 16 lengths exist"),
+        ({"stop_on_stable_tokens": 0}, "stop_on_stable_tokens must be unset or a whole number of at least 1"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        small_model().generate(input_ids=padded(random_sentences(2)), **options)
+
+
+def test_options_that_do_not_fit_a_ctc_model_are_refused():
+    model, tokens = small_model(length="ctc"), padded(random_sentences(2))
+    with pytest.raises(ValueError, match="length_beams=3 needs config.length='predict'"):
+        model.generate(input_ids=tokens, length_beams=3)
+    with pytest.raises(ValueError, match="deduplicate=True needs config.length='predict'"):
+        model.generate(input_ids=tokens, deduplicate=True)
+    with pytest.raises(ValueError, match="nothing to stop: refinement='stacked'"):
+        small_model(refinement="stacked").generate(input_ids=tokens, stop_on_stable_tokens=2)
+
+
+def test_a_reranker_with_another_vocabulary_is_refused():
+    model, tokens = small_model(torch.float32), padded(random_sentences(2))
+    with pytest.raises(ValueError, match="The reranker has 60 tokens but the model has 50"):
+        model.generate(input_ids=tokens, reranker=reranker(vocabulary=60))
+
+
+def test_what_the_trainer_passes_is_accepted():
+    model, tokens = small_model(), padded(random_sentences(2))
+    assert torch.equal(
+        model.generate(input_ids=tokens, labels=tokens, synced_gpus=False), model.generate(input_ids=tokens)
+    )
+    assert isinstance(model.generation_config.max_length, int)
+    assert model.can_generate()
+
+
+class Watching(TextStreamer):
+    """A streamer of somebody else's making, with `put_draft`."""
+
+    def __init__(self):
+        self.drafts, self.final, self.ended = [], None, False
+
+    def put_draft(self, value):
+        self.drafts.append(value.tolist())
+
+    def put(self, value):
+        self.final = value.tolist()
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+def test_drafts_reach_any_streamer_that_wants_them(length):
+    model, tokens = small_model(length=length), padded(random_sentences(1, shortest=6))
+    streamer = Watching()
+    out = model.generate(input_ids=tokens, streamer=streamer, return_dict_in_generate=True)
+    assert len(streamer.drafts) == int(out.nfe)
+    assert streamer.drafts[-1] == streamer.final == out.sequences[0].tolist()
+    assert streamer.ended
+    with pytest.raises(ValueError, match="one sentence, but the batch has 2"):
+        model.generate(input_ids=padded(random_sentences(2)), streamer=streamer)
+
+
+def test_transformers_own_streamers_work(tokenizer, capsys):
+    model = small_model(torch.float32, vocab_size=len(tokenizer))
+    batch = tokenizer("A man is riding a horse.", return_tensors="pt")
+    for streamer in (TextStreamer(tokenizer), TextDiffusionStreamer(tokenizer)):
+        sequences = model.generate(**batch, streamer=streamer)
+        assert tokenizer.decode(sequences[0]).split()[-1] in capsys.readouterr().out
+
+
+def test_the_terminal_streamer_redraws_in_place_and_lists_drafts_elsewhere(tokenizer):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream in (Terminal(), io.StringIO()):
+        streamer = TerminalStreamer(tokenizer, stream)
+        first, second = tokenizer("A man")["input_ids"], tokenizer("A horse")["input_ids"]
+        for tokens in (first, first, second):
+            streamer.put_draft(value=torch.tensor(tokens))
+        streamer.put(torch.tensor(second))
+        streamer.end()
+        if stream.isatty():
+            assert stream.getvalue().count("\r\033[K") == 3
+            assert stream.getvalue().endswith("\r\033[KA horse\n")
+        else:
+            assert stream.getvalue() == "A man\nA horse\nA horse\n"
+
+
+def test_nan_in_the_weights_is_an_error():
+    model = small_model(refinement="stacked")
+    model.lm_head.weight.data[9] = float("nan")
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.generate(input_ids=torch.tensor([[7, 8]]))
