@@ -24,9 +24,9 @@ def test_names_of_other_models_work_too():
     assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (128, 4, 4)
 
 
-@pytest.mark.parametrize(("length", "copied"), [("ctc", "uniform"), ("predict", "none")])
+@pytest.mark.parametrize(("length", "copied"), [("ctc", True), ("predict", False)])
 def test_the_source_is_copied_where_the_canvas_would_be_blank_without_it(length, copied):
-    assert small_config(length=length).source_copy == copied
+    assert small_config(length=length).copies_source is copied
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from hf_deqnar import solve
-from hf_deqnar.fixed_point import SOLVERS, _length_groups
+from hf_deqnar import FixedPoint, solve
+from hf_deqnar.fixed_point import SOLVERS, History, _Iterate, _length_groups, _propose
 
 from .laws.functions import Contraction
 
@@ -137,3 +137,68 @@ def test_rows_of_similar_length_are_solved_together():
         assert positions == int(lengths[rows].max())
         assert int(lengths[rows].min()) > positions - 6
     assert len(_length_groups(torch.cos, torch.zeros(64, 60, 2), mask)) == 1
+
+
+def test_masked_positions_may_hold_anything():
+    mask = torch.tensor([[True, True, False]])
+    function = lambda z: torch.where(mask[:, :, None], 0.5 * z + 1, float("nan"))  # noqa: E731
+    initial = torch.tensor([[[0.0], [0.0], [float("nan")]]])
+    for solver in SOLVERS:
+        found = solve(function, initial, solver=solver, mask=mask, tol=1e-6, max_nfe=40)
+        assert found.converged.all()
+        torch.testing.assert_close(found.value[0, :, 0], torch.tensor([2.0, 2.0, 0.0]), rtol=1e-4, atol=0)
+
+
+def test_a_fixed_point_at_zero_is_found():
+    assert solve(lambda z: 0 * z, torch.full((2, 2), 10.0)).converged.all()
+
+
+def evaluations(function, initial, **options) -> tuple[list[torch.Tensor], FixedPoint]:
+    visited = []
+    found = solve(lambda z: visited.append(z.clone()) or function(z), initial, **options)
+    return visited, found
+
+
+@pytest.mark.parametrize("beyond", [float("nan"), -1.0])
+def test_a_bad_step_is_taken_back_and_the_next_one_is_shorter(beyond):
+    """From 1 plain iteration steps to 1.5, where f is NaN or the residual far larger: the row returns and takes half."""
+    function = lambda z: torch.where(z > 1.4, beyond * z, 1.5 * z if z < 1.1 else z + 0.1)  # noqa: E731
+    visited, found = evaluations(function, torch.ones(1, 1), solver="picard", max_nfe=4, tol=1e-9)
+    assert [round(float(state), 6) for state in visited] == [1.0, 1.5, 1.25, 1.3]
+    assert float(found.state) == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize("solver", ["anderson", "broyden"])
+def test_a_row_that_failed_forgets_its_history_and_others_do_not(solver):
+    history = History.empty(torch.zeros(2, 3), memory=2)
+    first = _Iterate(torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2))
+    second = _Iterate(torch.ones(2, 3), torch.full((2, 3), 1.5), torch.full((2, 3), 0.5), torch.ones(2))
+    history.record(second, first, evaluation=2)
+    history.forget(torch.tensor([True, False]))
+    weights = SOLVERS[solver](history.used(), second.error, 1e-6)
+    assert weights[0].tolist() == [0.0]
+    assert weights[1].abs().item() > 0.1
+
+
+def test_the_ridge_and_the_step_react_to_failures():
+    state = torch.zeros(4, 2)
+    history = History.empty(state, memory=1)
+    before = _Iterate(state, state + 1, torch.ones(4, 2), torch.ones(4))
+    now = _Iterate(state + 1, state + 1.5, torch.full((4, 2), 0.5), torch.ones(4))
+    history.record(now, before, evaluation=2)
+    proposal = _propose(SOLVERS["anderson"], history.used(), now, torch.tensor([0, 1, 2, 3]), damping=1.0)[:, 0]
+    # y = −1/2, s = 1: γ = −1 without a ridge, so z ← 1 + 1/2 + (1 − 1/2) = 2
+    assert proposal[0] == pytest.approx(2.0, abs=1e-4)
+    assert proposal[1] == pytest.approx(1 + 0.25 + (1 - 0.25) * 1 / (1 + 1.2e-3), abs=1e-3)
+    assert proposal[2] == pytest.approx(1 + 0.125 + (1 - 0.125) * 1 / (1 + 1.2), abs=0.05)
+    assert proposal[3] == pytest.approx(1 + 0.0625)  # damped Picard
+
+
+def test_the_oldest_step_is_overwritten_first():
+    history = History.empty(torch.zeros(1, 1), memory=2)
+    for evaluation in range(2, 6):
+        before = _Iterate(*[torch.zeros(1, 1)] * 3, torch.ones(1))
+        now = _Iterate(*[torch.full((1, 1), float(evaluation))] * 3, torch.ones(1))
+        history.record(now, before, evaluation)
+    assert sorted(history.steps.flatten().tolist()) == [4.0, 5.0]
+    assert sorted(history.born.tolist()) == [4, 5]

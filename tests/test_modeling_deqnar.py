@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import hub
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from hf_deqnar.landscape import jacobian_penalty
 
 from .conftest import FIRST_WORD, PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
 
@@ -106,10 +107,11 @@ def test_eager_and_fused_attention_agree(refinement):
         torch.testing.assert_close(model(input_ids=tokens).logits, fused)
 
 
+@pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
 @pytest.mark.parametrize("kind", ["one_step", "phantom", "ift", "unrolled"])
-def test_gradient_checkpointing_changes_memory_and_nothing_else(kind):
+def test_gradient_checkpointing_changes_memory_and_nothing_else(kind, weight_norm):
     def gradients(checkpointing: bool) -> dict[str, torch.Tensor]:
-        model = small_model(gradient=kind).train()
+        model = small_model(gradient=kind, weight_norm=weight_norm).train()
         if checkpointing:
             model.gradient_checkpointing_enable()
         torch.manual_seed(5)
@@ -261,7 +263,14 @@ def test_a_bad_batch_is_refused_in_words():
         ({"input_ids": good, "decoder_input_ids": torch.zeros(1, 0, dtype=torch.long)}, "canvas is empty"),
         ({"input_ids": good, "decoder_input_ids": torch.tensor([[PAD]])}, r"Row\(s\) \[0\] of the canvas"),
         ({"input_ids": good, "decoder_input_ids": torch.full((1, 200), MASK)}, "canvas is 200 positions long"),
-        ({"input_ids": good, "labels": torch.tensor([[-100, -100]])}, "canvas is empty"),
+        ({"input_ids": good, "labels": torch.tensor([[-100, -100]])}, r"Row\(s\) \[0\] of the labels are all padding"),
+        ({"input_ids": good, "labels": torch.tensor([[-100, 7]])}, "labels is padded on the left"),
+        ({"input_ids": good, "labels": torch.tensor([[7, -100, 7]])}, "labels have padding between tokens"),
+        (
+            {"input_ids": good, "attention_mask": torch.tensor([[1, 0, 1]])},
+            r"Row\(s\) \[0\] of the source have padding between tokens",
+        ),
+        ({"input_ids": good, "attention_mask": torch.ones(1, 2)}, r"source is \(1, 3\) but its mask is \(1, 2\)"),
         (
             {"input_ids": good, "labels": torch.tensor([[7, 8]]), "decoder_input_ids": torch.tensor([[MASK] * 3])},
             r"canvas is \(1, 3\) but the labels are \(1, 2\)",
@@ -280,14 +289,18 @@ def test_a_ctc_source_that_would_overflow_the_canvas_is_refused():
         small_model(length="ctc")(input_ids=torch.full((1, 70), 7))
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-@pytest.mark.parametrize("where", ["encoder", "transition", "shared"])
-def test_nan_in_the_weights_never_passes_silently(refinement, where):
-    model = small_model(refinement=refinement)
+@pytest.mark.parametrize("where", ["encoder", "transition", "shared", "length_head"])
+def test_nan_in_the_weights_never_passes_silently(refinement, where, training):
+    model = small_model(refinement=refinement).train(training)
     parameters = list(getattr(model.model, where).parameters())
     parameters[0].data[..., 0] = float("nan")
-    with pytest.raises(FloatingPointError, match="finite"), torch.no_grad():
-        model(input_ids=padded(random_sentences(2)), decoder_input_ids=torch.full((2, 4), MASK))
+    with pytest.raises(FloatingPointError, match="finite|The loss is nan"):
+        model(**labelled())
+    if where != "shared":
+        with pytest.raises(FloatingPointError, match="finite"), torch.no_grad():
+            model.model(input_ids=labelled()["input_ids"])
 
 
 def test_a_transition_that_expands_gives_a_finite_answer_marked_as_unconverged():
@@ -349,4 +362,188 @@ def test_the_classes_are_what_transformers_expects():
     assert isinstance(model.base_model, DeqNarModel)
     assert model.get_input_embeddings() is model.model.shared
     assert model.get_output_embeddings() is model.lm_head
-    assert model.get_encoder() is model.model.encoder
+    tokens = padded(random_sentences(3))
+    with torch.no_grad():
+        encoded = model.get_encoder()(input_ids=tokens, attention_mask=tokens != PAD)
+        again = model(encoder_outputs=encoded, attention_mask=tokens != PAD)
+        assert torch.equal(again.logits, model(input_ids=tokens).logits)
+        model.config.return_dict = False
+        assert isinstance(model(input_ids=tokens), tuple)
+
+
+@pytest.mark.parametrize("kind", ["one_step", "phantom", "ift", "unrolled"])
+@pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
+def test_autocast_leaves_the_solver_in_fp32(refinement, kind):
+    model = small_model(torch.float32, refinement=refinement, gradient=kind).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(**labelled())
+    out.loss.backward()
+    assert out.residual.dtype == torch.float32
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("saved", ["none", "weight"])
+@pytest.mark.parametrize("wanted", ["weight", "spectral", "none"])
+def test_a_checkpoint_is_loaded_with_its_own_weight_norm_or_not_at_all(tmp_path, saved, wanted):
+    small_model(torch.float32, weight_norm=saved).save_pretrained(tmp_path)
+    if wanted == saved:
+        assert DeqNarForConditionalGeneration.from_pretrained(tmp_path, weight_norm=wanted)
+    else:
+        with pytest.raises(ValueError, match=f"was not saved with weight_norm='{wanted}'"):
+            DeqNarForConditionalGeneration.from_pretrained(tmp_path, weight_norm=wanted)
+
+
+def test_an_override_is_checked_like_a_new_configuration(tmp_path):
+    small_model(torch.float32).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="tol must be above 0"):
+        DeqNarForConditionalGeneration.from_pretrained(tmp_path, tol=-1.0)
+    assert DeqNarForConditionalGeneration.from_pretrained(tmp_path, length="ctc").config.copies_source
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+def test_more_padding_behind_the_labels_changes_nothing(length):
+    model, batch = small_model(length=length), labelled()
+    wider = torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).loss, model(input_ids=batch["input_ids"], labels=wider).loss)
+
+
+def test_a_target_longer_than_its_ctc_canvas_has_no_part_in_the_loss():
+    model = small_model(length="ctc")
+    source, target = torch.tensor([[7, 8], [7, PAD]]), torch.tensor([[9, 10, 11], [9, 10, 11]])
+    with torch.no_grad():
+        both = model(input_ids=source, labels=target).loss
+        fitting = model(input_ids=source[:1], labels=target[:1]).loss
+        assert model(input_ids=source[1:, :1], labels=target[1:]).loss == 0
+    torch.testing.assert_close(both, fitting)
+
+
+def test_an_unrolled_model_keeps_to_its_budget_and_is_observed():
+    model, seen = small_model(gradient="unrolled", gradient_steps=6), []
+    tokens = padded(random_sentences(3))
+    assert model(input_ids=tokens).nfe.tolist() == [6, 6, 6]
+    assert model(input_ids=tokens, max_nfe=2).nfe.tolist() == [2, 2, 2]
+    inner, mask = model.model, tokens != PAD
+    for fields in ({"gradient": "unrolled"}, {"refinement": "stacked"}, {"refinement": "explicit", "max_nfe": 1}):
+        inner = small_model(**fields).model
+        bound = inner.bind(inner.masked_canvas(mask.sum(dim=1)), mask, inner.encode(tokens, mask), mask)
+        seen.clear()
+        found = inner.refine(bound, mask, observe=lambda *step: seen.append(step), keep_trajectory=True)
+        assert len(seen) == len(found.trajectory) == int(found.nfe.max())
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+@pytest.mark.parametrize("options", [{"max_nfe": 0}, {"solver": "newton"}, {"tol": 0.0}])
+def test_bad_solver_options_are_refused_whatever_is_refined(refinement, options):
+    with pytest.raises(ValueError, match="max_nfe|solver|tol"):
+        small_model(refinement=refinement)(input_ids=torch.tensor([[7, 8]]), **options)
+
+
+def test_the_jacobian_penalty_works_on_the_model():
+    model, tokens = small_model().train(), padded(random_sentences(3))
+    inner, mask = model.model, tokens != PAD
+    bound = inner.bind(inner.masked_canvas(mask.sum(dim=1)), mask, inner.encode(tokens, mask), mask)
+    penalty = jacobian_penalty(bound, inner.refine(bound, mask).state, mask)
+    penalty.backward()
+    assert penalty > 0
+    assert inner.transition.layers[0].feed_forward.expand.weight.grad.abs().sum() > 0
+
+
+OPTIONS = [
+    {"damping": 0.3, "max_nfe": 3},
+    {"memory": 1, "max_nfe": 6},
+    {"scale_embedding": False},
+    {"activation_function": "gelu"},
+    {"source_copy": "uniform"},
+    {"layer_norm": "pre"},
+    {"weight_norm": "weight", "weight_norm_clip": 0.5},
+    {"length": "ctc", "ctc_upsampling": 3},
+]
+
+
+@pytest.mark.parametrize("fields", OPTIONS)
+def test_an_option_has_an_effect(fields):
+    """The same random weights, one option changed."""
+    tokens, defaults = padded(random_sentences(3)), {"memory": 5, "damping": 1.0, "max_nfe": 6}
+    base = {key: value for key, value in fields.items() if key in ("max_nfe", "length")}
+    usual, changed = small_model(**{**defaults, **base}), small_model(**{**defaults, **fields})
+    with torch.no_grad():
+        ours, theirs = usual(input_ids=tokens), changed(input_ids=tokens)
+    if "ctc_upsampling" in fields:
+        assert theirs.logits.shape[1] == ours.logits.shape[1] * 3 // 2
+    else:
+        width = min(ours.logits.shape[1], theirs.logits.shape[1])
+        assert (ours.logits[:, :width] - theirs.logits[:, :width]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("phantom", {"gradient_damping": 0.9}), ("ift", {"gradient_solver": "picard", "gradient_max_nfe": 2})],
+)
+def test_a_gradient_option_has_an_effect(kind, fields):
+    def gradient(**fields) -> torch.Tensor:
+        model = small_model(gradient=kind, **fields)
+        model(**labelled()).loss.backward()
+        return model.model.transition.layers[0].feed_forward.expand.weight.grad
+
+    assert (gradient(**fields) - gradient()).abs().max() > 1e-7
+
+
+def test_the_parts_of_the_loss_have_their_weights():
+    def loss(**fields) -> float:
+        model = small_model(**fields)
+        if model.model.latent_head is not None:
+            model.model.latent_head.posterior.weight.data.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            out = model(**labelled())
+        parts = {"length": out.length_logits, "kl": out.latent_kl}
+        return out.loss.item(), parts
+
+    without, parts = loss(length_loss_factor=0.0)
+    lengths = (labelled()["labels"] >= 0).sum(dim=1)
+    length_loss = small_model().model.length_head.loss(parts["length"], lengths, lengths).item()
+    assert loss(length_loss_factor=2.0)[0] == pytest.approx(without + 2 * length_loss)
+    free, parts = loss(latent="vae", latent_kl_factor=0.0, length_loss_factor=0.0)
+    charged, _ = loss(latent="vae", latent_kl_factor=3.0, length_loss_factor=0.0)
+    assert charged == pytest.approx(free + 3 * (parts["kl"].sum() / lengths.sum()).item())
+
+
+def test_held_dropout_keeps_the_mean_and_is_trimmed_with_its_rows():
+    model = small_model(dropout=0.4).train()
+    injection = torch.zeros(8, 40, 32, dtype=torch.float64)
+    (kept,) = model.model.transition.hold_dropout(injection)
+    assert kept.unique().tolist() == pytest.approx([0, 1 / 0.6])
+    assert kept.mean() == pytest.approx(1, abs=0.05)
+    tokens = padded(random_sentences(8, shortest=2, longest=40))
+    inner, mask = model.model, tokens != PAD
+    bound = inner.bind(inner.masked_canvas(mask.sum(dim=1)), mask, inner.encode(tokens, mask), mask)
+    whole = bound(torch.zeros_like(bound.context.injection))
+    rows = torch.tensor([2, 5])
+    narrowed = bound.select(rows).trim(int(mask.sum(dim=1)[rows].max()))
+    part = narrowed(torch.zeros_like(narrowed.context.injection))
+    for place, row in enumerate(rows.tolist()):
+        length = int(mask[row].sum())
+        torch.testing.assert_close(part[place, :length], whole[row, :length])
+
+
+def test_the_latent_head_samples_in_training_and_ignores_padding_of_the_target():
+    model = small_model(latent="vae", length="ctc", dropout=0.0)
+    head = model.model.latent_head
+    head.posterior.weight.data.normal_(std=0.3)
+    memory, target = torch.randn(1, 4, 32, dtype=torch.float64), torch.randn(1, 5, 32, dtype=torch.float64)
+    mask, target_mask = torch.ones(1, 4, dtype=torch.bool), torch.arange(5)[None] < 3
+    seen, divergence = head(memory, mask, target, target_mask)
+    junk = target.masked_fill(~target_mask[:, :, None], 100.0)
+    torch.testing.assert_close(head(memory, mask, junk, target_mask)[1], divergence)
+    assert torch.equal(head(memory, mask, target, target_mask)[0], seen)
+    head.train()
+    assert not torch.equal(head(memory, mask, target, target_mask)[0], head(memory, mask, target, target_mask)[0])
+
+
+def test_the_state_of_an_explicit_model_is_an_expected_embedding():
+    model, tokens = small_model(refinement="explicit", tol=1e-10, max_nfe=60), padded(random_sentences(2))
+    with torch.no_grad():
+        out = model(input_ids=tokens)
+        embeddings = model.model.shared.weight * math.sqrt(32)
+        expected = out.logits.softmax(dim=-1) @ embeddings
+    torch.testing.assert_close(out.state[out.canvas_mask], expected[out.canvas_mask], rtol=1e-6, atol=1e-6)

@@ -13,7 +13,7 @@ CHOICES = {
     "gradient_solver": ("picard", "anderson", "broyden"),
     "weight_norm": ("none", "weight", "spectral"),
     "length": ("predict", "ctc"),
-    "source_copy": ("none", "uniform"),
+    "source_copy": (None, "none", "uniform"),
     "latent": ("none", "vae"),
 }
 
@@ -127,8 +127,6 @@ class DeqNarConfig(PreTrainedConfig):
         pipelines = kwargs.pop("custom_pipelines", None)
         if pipelines is not None and __name__.startswith("transformers_modules."):
             self.custom_pipelines = pipelines
-        if self.source_copy is None:
-            self.source_copy = "uniform" if self.length == "ctc" else "none"
         super().__post_init__(**kwargs)
         self.check()
 
@@ -157,6 +155,11 @@ class DeqNarConfig(PreTrainedConfig):
         }
         return cls(**{**fields, **overrides})
 
+    @property
+    def copies_source(self) -> bool:
+        """Whether the encoder states are spread over the canvas."""
+        return self.length == "ctc" if self.source_copy is None else self.source_copy == "uniform"
+
     def validate_deqnar(self) -> None:
         """Run again by transformers before a configuration is saved."""
         self.check()
@@ -166,7 +169,7 @@ class DeqNarConfig(PreTrainedConfig):
         for field, allowed in CHOICES.items():
             value = getattr(self, field)
             if value not in allowed:
-                raise ValueError(f"{field}='{value}' is unknown; choose one of {', '.join(allowed)}.")
+                raise ValueError(f"{field}='{value}' is unknown; choose one of {', '.join(filter(None, allowed))}.")
         self._check_ranges()
         self._check_tokens()
         self._check_combinations()

@@ -28,7 +28,10 @@ RIDGE_RAISES = 2
 
 @dataclass
 class Step:
-    """One evaluation of a trajectory: which rows took part, f(z) there, and their residuals."""
+    """One evaluation of a trajectory: which rows took part, f(z) there, and their residuals.
+
+    For a row whose step was bad and is taken back, this is the iterate it goes back to.
+    """
 
     rows: Tensor
     value: Tensor
@@ -158,7 +161,7 @@ def _solve_with_ridge(system: Tensor, target: Tensor, squares: Tensor, ridge: Te
 class _WholeBatch:
     """A plain function has no `select`, and may close over one context per row: it always sees the whole batch.
 
-    Rows that have left ride along at their last state; what comes out for them is dropped and not counted.
+    Rows that have left ride along at some earlier state; what comes out for them is dropped and not counted.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], whole: Tensor, rows: Tensor) -> None:
@@ -189,8 +192,8 @@ class _Iterate:
     @classmethod
     def measure(cls, state: Tensor, value: Tensor, mask: Tensor | None) -> "_Iterate":
         error = value - state
-        if mask is not None:
-            error.view(*mask.shape, -1).mul_(mask[:, :, None])
+        if mask is not None:  # filled, not multiplied: what f says behind the end may even be NaN
+            error.view(*mask.shape, -1).masked_fill_(~mask[:, :, None], 0)
         return cls(state, value, error, _relative_size(error, value, mask))
 
     def select(self, rows: Tensor) -> "_Iterate":
@@ -250,7 +253,8 @@ def solve(
     >>> found.value[0].round(decimals=3), found.converged
     (tensor([2., 2., 2.]), tensor([True, True]))
     """
-    _check(initial, solver, mask, max_nfe, tol, memory, damping)
+    check_options(solver, max_nfe, tol, memory, damping)
+    _check_state(initial, mask)
     rows = torch.arange(initial.shape[0], device=initial.device)
     found = FixedPoint(
         state=torch.zeros_like(initial),
@@ -321,7 +325,7 @@ def _solve_group(
     """Solve some rows and write what was found; `rows` are their numbers in the whole batch."""
     shape, dtype, precision = initial.shape, initial.dtype, _precision(initial)
     memory = 0 if settings.choose_weights is picard else min(settings.memory, settings.max_nfe)
-    mask = None if mask is None or mask.all() else mask.to(precision)
+    mask = None if mask is None or mask.all() else mask.bool()
     state = _hold_masked(initial.to(precision).flatten(1), mask)
     failures = torch.zeros_like(rows)
     history = History.empty(state, memory)
@@ -379,6 +383,13 @@ def _close_gaps(halted: Tensor) -> Tensor:
 
 def _propose(choose_weights: Solver, history: History, current: _Iterate, failures: Tensor, damping: float) -> Tensor:
     """z + τ·g − Σ_i γ_i·(s_i + τ·y_i). Rows with bad steps get a larger ridge and a smaller τ, in the end γ = 0."""
+    with torch.autocast(current.state.device.type, enabled=False):  # f may run in bf16, its solver does not
+        return _propose_in_full_precision(choose_weights, history, current, failures, damping)
+
+
+def _propose_in_full_precision(
+    choose_weights: Solver, history: History, current: _Iterate, failures: Tensor, damping: float
+) -> Tensor:
     step = current.error.new_full((1, 1), damping)
     ridge: Tensor | float = 10 * torch.finfo(current.error.dtype).eps
     failing = bool(failures.any())
@@ -421,7 +432,7 @@ def _precision(tensor: Tensor) -> torch.dtype:
 def measure_residual(state: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """‖f(z) − z‖ / ‖f(z)‖ of every row over its unmasked positions, given z and f(z)."""
     precision = _precision(state)
-    mask = None if mask is None else mask.to(precision)
+    mask = None if mask is None else mask.bool()
     state, value = state.to(precision).flatten(1), value.to(precision).flatten(1)
     return _Iterate.measure(_hold_masked(state, mask), value, mask).residual
 
@@ -431,15 +442,16 @@ def _relative_size(error: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         size = torch.linalg.vector_norm(value, dim=1)
     else:
-        size = torch.linalg.vector_norm(torch.linalg.vector_norm(value.view(*mask.shape, -1), dim=2) * mask, dim=1)
-    return torch.linalg.vector_norm(error, dim=1) / size.clamp_min(torch.finfo(value.dtype).tiny)
+        positions = torch.linalg.vector_norm(value.view(*mask.shape, -1), dim=2)
+        size = torch.linalg.vector_norm(positions.masked_fill(~mask, 0), dim=1)
+    return torch.linalg.vector_norm(error, dim=1) / size.clamp_min(1e-12)  # a fixed point at zero is one, too
 
 
 def _hold_masked(value: Tensor, mask: Tensor | None) -> Tensor:
     """Zero at masked positions; value is rows × (positions · features), mask rows × positions."""
     if mask is None:
         return value
-    return (value.reshape(*mask.shape, -1) * mask[:, :, None]).flatten(1)
+    return value.reshape(*mask.shape, -1).masked_fill(~mask[:, :, None], 0).flatten(1)
 
 
 def _refuse_non_finite(residual: Tensor, rows: Tensor) -> None:
@@ -450,17 +462,10 @@ def _refuse_non_finite(residual: Tensor, rows: Tensor) -> None:
         )
 
 
-def _check(
-    initial: Tensor, solver: str, mask: Tensor | None, max_nfe: int, tol: float, memory: int, damping: float
-) -> None:
+def check_options(solver: str, max_nfe: int, tol: float, memory: int = 1, damping: float = 1.0) -> None:
+    """Refuse settings that no solve can use."""
     if solver not in SOLVERS:
         raise ValueError(f"Unknown solver '{solver}'; choose one of {', '.join(SOLVERS)}.")
-    if initial.dim() < 2 or initial.numel() == 0:
-        raise ValueError(
-            f"The initial state must have rows and something in them, but its shape is {tuple(initial.shape)}."
-        )
-    if not initial.is_floating_point():
-        raise ValueError(f"The initial state must be floating point, not {initial.dtype}.")
     if max_nfe < 1:
         raise ValueError(f"max_nfe must be at least 1, not {max_nfe}; one evaluation is one pass of the decoder.")
     if not tol > 0:
@@ -469,6 +474,15 @@ def _check(
         raise ValueError(f"memory must be at least 1, not {memory}; for iteration without memory use solver='picard'.")
     if not 0 < damping <= 1:
         raise ValueError(f"damping must be in (0, 1], not {damping}.")
+
+
+def _check_state(initial: Tensor, mask: Tensor | None) -> None:
+    if initial.dim() < 2 or initial.numel() == 0:
+        raise ValueError(
+            f"The initial state must have rows and something in them, but its shape is {tuple(initial.shape)}."
+        )
+    if not initial.is_floating_point():
+        raise ValueError(f"The initial state must be floating point, not {initial.dtype}.")
     if mask is not None:
         if mask.shape != initial.shape[:2]:
             raise ValueError(

@@ -236,6 +236,8 @@ class DraftReader:
 class DeqNarGenerationMixin:
     """`generate` for models that have `model` (encode, bind, refine) and `lm_head`."""
 
+    output_modalities = ("text",)
+
     @torch.no_grad()
     def generate(
         self,
@@ -351,8 +353,6 @@ class DeqNarGenerationMixin:
             found = self.model.refine(
                 bound, mask, max_nfe=settings.max_nfe, tol=settings.tol, solver=settings.solver, observe=reader
             )
-            if reader is not None and self.config.refinement == "stacked":
-                reader(torch.arange(len(sentence), device=sentence.device), found.value, None)
             self._update(candidates, found, keep_all=settings.ctc_beam_size > 1)
         return candidates, None if reader is None else reader.drafts
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint as recompute
 
-from .fixed_point import FixedPoint, measure_residual, solve
+from .fixed_point import FixedPoint, Step, measure_residual, solve
 
 Function = Callable[[Tensor], Tensor]
 
@@ -42,28 +42,44 @@ def equilibrium(
     >>> torch.autograd.grad(found.value.sum(), weight)[0].round(decimals=3)  # z* = 1/(1−w), dz*/dw = 1/(1−w)²
     tensor(4.)
     """
+    held = function if mask is None else _Held(function, mask)
     if torch.is_grad_enabled() and gradient.kind == "unrolled":
-        return unrolled(function, initial, gradient, mask, tol=solver_options.get("tol", gradient.tol))
+        return unrolled(held, initial, gradient, mask, **solver_options)
     found = solve(function, initial, mask=mask, **solver_options)
     if not torch.is_grad_enabled():
         return found
-    return replace(found, value=GRADIENTS[gradient.kind](function, found.state, gradient, mask))
+    return replace(found, value=GRADIENTS[gradient.kind](held, found.state, gradient))
 
 
-def one_step(function: Function, state: Tensor, options: GradientOptions, mask: Tensor | None) -> Tensor:
+@dataclass
+class _Held:
+    """f with masked positions held at zero, as `solve` holds them."""
+
+    function: Function
+    mask: Tensor
+
+    def __call__(self, state: Tensor) -> Tensor:
+        return self.function(state).masked_fill(~self.mask.bool()[:, :, None], 0)
+
+
+def one_step(function: Function, state: Tensor, options: GradientOptions) -> Tensor:
     """(I − J)⁻¹ ≈ I: one evaluation with graph at the equilibrium. DEQNAR equation 4, the paper's default."""
     return function(state.detach())
 
 
-def phantom(function: Function, state: Tensor, options: GradientOptions, mask: Tensor | None) -> Tensor:
-    """z ← τ·f(z) + (1 − τ)·z, k times with graph, from the equilibrium. TorchDEQ equations 5 and 6."""
+def phantom(function: Function, state: Tensor, options: GradientOptions) -> Tensor:
+    """z ← τ·f(z) + (1 − τ)·z, k times with graph, from the equilibrium. TorchDEQ equations 5 and 6.
+
+    These k evaluations come on top of the solver's: stopped early, the value is therefore further along than without
+    gradients.
+    """
     state = state.detach()
     for _ in range(options.steps):
-        state = torch.lerp(state, function(state), options.damping)
+        state = torch.lerp(state, function(state).to(state.dtype), options.damping)
     return state
 
 
-def ift(function: Function, state: Tensor, options: GradientOptions, mask: Tensor | None) -> Tensor:
+def ift(function: Function, state: Tensor, options: GradientOptions) -> Tensor:
     """v = vᵀ·∂f/∂z* + ∂L/∂z*, solved when the gradient arrives; v then flows into one evaluation. DEQNAR equation 3."""
     state = state.detach().requires_grad_()
     value = function(state)
@@ -73,14 +89,15 @@ def ift(function: Function, state: Tensor, options: GradientOptions, mask: Tenso
             (product,) = torch.autograd.grad(value, state, vector, retain_graph=True)
             return product + gradient
 
-        if not gradient.any():  # nothing depends on the equilibrium, and a relative residual has no meaning
+        # Zero: nothing depends on the equilibrium. Not finite: a gradient scaler wants to see that, and skip the step.
+        if not gradient.any() or not gradient.isfinite().all():
             return gradient
         return solve(adjoint, gradient, solver=options.solver, max_nfe=options.max_nfe, tol=options.tol).value
 
     return _Adjoint.apply(value, solve_adjoint)
 
 
-GRADIENTS: dict[str, Callable[[Function, Tensor, GradientOptions, Tensor | None], Tensor]] = {
+GRADIENTS: dict[str, Callable[[Function, Tensor, GradientOptions], Tensor]] = {
     "one_step": one_step,
     "phantom": phantom,
     "ift": ift,
@@ -102,23 +119,40 @@ class _Adjoint(torch.autograd.Function):
 
 
 def unrolled(
-    function: Function, initial: Tensor, options: GradientOptions, mask: Tensor | None, tol: float
+    function: Function,
+    initial: Tensor,
+    options: GradientOptions,
+    mask: Tensor | None = None,
+    *,
+    max_nfe: int | None = None,
+    tol: float = 1e-3,
+    keep_trajectory: bool = False,
+    observe: Callable | None = None,
+    **solver_options: Any,
 ) -> FixedPoint:
     """z ← f(z), k times from the initial state with the whole graph: the exact gradient of a tied stack of depth k.
 
-    Memory grows with k unless `checkpoint` recomputes every step in the backward pass.
+    k is `options.steps`, or `max_nfe` if that is less. It is plain iteration, whatever the solver's options say, and no
+    row stops early. Memory grows with k unless `checkpoint` recomputes every step in the backward pass.
     """
+    steps = options.steps if max_nfe is None else min(options.steps, max_nfe)
+    rows = torch.arange(initial.shape[0], device=initial.device)
+    trajectory = [] if keep_trajectory else None
     state, value = initial, initial
-    for _ in range(options.steps):
+    for _ in range(steps):
         state = value
         value = recompute(function, state, use_reentrant=False) if options.checkpoint else function(state)
-    with torch.no_grad():
-        residual = measure_residual(state, value, mask)
-    rows = initial.shape[0]
+        with torch.no_grad():
+            residual = measure_residual(state, value, mask)
+        if keep_trajectory:
+            trajectory.append(Step(rows, value.detach(), residual))
+        if observe is not None:
+            observe(rows, value.detach(), residual)
     return FixedPoint(
         state=state.detach(),
         value=value,
         residual=residual,
-        nfe=torch.full((rows,), options.steps, dtype=torch.long, device=initial.device),
+        nfe=torch.full_like(rows, steps),
         converged=residual < tol,
+        trajectory=trajectory,
     )

@@ -1,10 +1,11 @@
 """What keeps equilibria easy to reach: weight norms, regularisers, initial states, and a look at the result."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
 Function = Callable[[Tensor], Tensor]
@@ -88,17 +89,18 @@ def remove_rescaling(module: nn.Module) -> None:
 
 
 @contextmanager
-def held_weights(module: nn.Module) -> Iterator[None]:
+def held_weights(module: nn.Module, cache: bool = True) -> Iterator[None]:
     """Compute rescaled weights once for the length of a solve and its gradient, instead of in every evaluation.
 
     They are computed here, with graph if gradients are enabled, so that the solve and the gradient see one matrix.
+    Without `cache` every evaluation computes them anew, which checkpointing needs: it recomputes when this has ended.
     """
     layers = [layer for layer in module.modules() if rescaling_of(layer) is not None]
     if module.training and torch.is_grad_enabled():
         for rescaled, weight in map(rescaling_of, layers):
             rescaled.refresh(weight)
-    with parametrize.cached():
-        for layer in layers:
+    with parametrize.cached() if cache else nullcontext():
+        for layer in layers if cache else []:
             layer.weight  # noqa: B018  (reading it fills the cache)
         yield
 
@@ -115,9 +117,9 @@ def jacobian_penalty(function: Function, state: Tensor, mask: Tensor | None = No
     noise = torch.randn_like(state)
     if mask is not None:
         noise = noise * mask.to(noise.dtype)[:, :, None]
-    with torch.enable_grad():
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels cannot be derived twice
         (product,) = torch.autograd.grad(function(state), state, noise, create_graph=True)
-    return product.pow(2).sum() / noise.ne(0).sum()
+        return product.pow(2).sum() / noise.ne(0).sum()
 
 
 def initial_condition_loss(first: Tensor, equilibrium: Tensor, mask: Tensor | None = None) -> Tensor:

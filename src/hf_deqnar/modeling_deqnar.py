@@ -7,7 +7,7 @@ the transition a function f(z) of the state alone; `refine` finds z = f(z); the 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .alignment import ctc_loss
 from .configuration_deqnar import DeqNarConfig
-from .fixed_point import FixedPoint, measure_residual
+from .fixed_point import FixedPoint, Step, check_options, measure_residual
 from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from .implicit_gradient import GradientOptions, equilibrium
 from .landscape import held_weights, rescale_weights, rescaling_of
@@ -29,13 +29,15 @@ from .layers_deqnar import DecoderLayer, Encoder, Record, additive_mask, sinusoi
 if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
     from .pipeline_deqnar import DeqNarTranslationPipeline  # noqa: F401
 
+logger = logging.get_logger(__name__)
+
 
 @dataclass
 class DeqNarModelOutput(ModelOutput):
     """Features in the equilibrium, and how it was reached; every figure is per row.
 
     `residual` and `converged` are None for `stacked` models, which seek no equilibrium. `decoder_hidden_states` are the
-    canvas followed by the output of every layer in one evaluation at the equilibrium.
+    input z + u and the output of every layer in one evaluation at the equilibrium.
     """
 
     last_hidden_state: Tensor | None = None
@@ -306,6 +308,20 @@ class DeqNarPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _no_split_modules = ["EncoderLayer", "DecoderLayer"]
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *arguments: Any, **options: Any) -> Any:
+        """As in transformers; but the weight norm must be the checkpoint's, whose matrices are stored in its form."""
+        wants_info = options.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *arguments, output_loading_info=True, **options
+        )
+        if any(".parametrizations." in key for key in (*info["missing_keys"], *info["unexpected_keys"])):
+            raise ValueError(
+                f"{pretrained_model_name_or_path} was not saved with weight_norm='{model.config.weight_norm}'; load it "
+                "as it was saved, and change it with landscape.remove_rescaling and landscape.rescale_weights."
+            )
+        return (model, info) if wants_info else model
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Gaussian):
@@ -327,11 +343,23 @@ class DeqNarPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
 
+def _one_evaluation(
+    initial: Tensor, features: Tensor, residual: Tensor | None, converged: Tensor | None, options: dict
+) -> FixedPoint:
+    """What a decoder that is evaluated once found, told in the words of a solve."""
+    rows = torch.arange(initial.shape[0], device=initial.device)
+    trajectory = [Step(rows, features.detach(), residual)] if options["keep_trajectory"] else None
+    if options["observe"] is not None:
+        options["observe"](rows, features.detach(), residual)
+    return FixedPoint(initial, features, residual, torch.ones_like(rows), converged, trajectory)
+
+
 class DeqNarModel(DeqNarPreTrainedModel):
     """Encoder, transition and length or latent heads, without the head that reads tokens."""
 
     def __init__(self, config: DeqNarConfig) -> None:
         super().__init__(config)
+        config.check()  # fields may have been overridden since the configuration was made
         whole = config.refinement in ("stacked", "explicit")
         self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
         self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
@@ -349,8 +377,13 @@ class DeqNarModel(DeqNarPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.shared = value
 
-    def get_encoder(self) -> Encoder:
-        return self.encoder
+    def get_encoder(self) -> Callable[..., BaseModelOutput]:
+        """The encoder as a function of `input_ids` and `attention_mask`; its result can be `encoder_outputs`."""
+        return self.encode_source
+
+    def encode_source(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> BaseModelOutput:
+        mask = self.check_source(input_ids, attention_mask, None)
+        return BaseModelOutput(last_hidden_state=self.encode(input_ids, mask))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Scaled token embeddings plus positions: rows × length × width."""
@@ -365,7 +398,7 @@ class DeqNarModel(DeqNarPreTrainedModel):
     def inject(self, canvas: Tensor, canvas_mask: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
         """u: what every evaluation sees of the canvas. Tokens, positions and, if configured, the copied source."""
         injection = self.embed(canvas)
-        if self.config.source_copy == "uniform":
+        if self.config.copies_source:
             lengths = (source_mask.sum(dim=1), canvas_mask.sum(dim=1))
             injection = injection + copy_uniformly(memory, *lengths, canvas.shape[1])
         return functional.dropout(injection, self.config.dropout, self.training)
@@ -411,18 +444,16 @@ class DeqNarModel(DeqNarPreTrainedModel):
         """Solve z = f(z). The result's `value` holds the features that tokens are read from, with graph if enabled."""
         config = self.config
         initial = torch.zeros_like(bound.context.injection) if initial_state is None else initial_state
-        if config.refinement == "stacked":
-            nfe = torch.ones(initial.shape[0], dtype=torch.long, device=initial.device)
-            return FixedPoint(state=initial, value=bound(initial), residual=None, nfe=nfe, converged=None)
         max_nfe = config.max_nfe if max_nfe is None else max_nfe
         options = {
             "solver": config.solver if solver is None else solver,
             "tol": config.tol if tol is None else tol,
             "memory": config.memory,
             "damping": config.damping,
-            "keep_trajectory": keep_trajectory,
-            "observe": observe,
         }
+        check_options(max_nfe=max_nfe, **options)
+        options |= {"keep_trajectory": keep_trajectory, "observe": observe}
+        checkpointing = self.training and self.is_gradient_checkpointing
         gradient = GradientOptions(
             kind=config.gradient,
             steps=config.gradient_steps,
@@ -430,9 +461,11 @@ class DeqNarModel(DeqNarPreTrainedModel):
             solver=config.gradient_solver,
             max_nfe=config.gradient_max_nfe,
             tol=config.gradient_tol,
-            checkpoint=self.training and self.is_gradient_checkpointing,
+            checkpoint=checkpointing,
         )
-        with held_weights(self.transition):
+        with held_weights(self.transition, cache=not checkpointing):
+            if config.refinement == "stacked":
+                return _one_evaluation(initial, bound(initial), None, None, options)
             if config.refinement == "explicit":
                 return self._refine_explicit(bound, initial, canvas_mask, max_nfe, gradient, options)
             return equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe, **options)
@@ -454,8 +487,7 @@ class DeqNarModel(DeqNarPreTrainedModel):
         features = transition.features(initial, context)
         with torch.no_grad():
             residual = measure_residual(initial, transition.next_state(features, context), canvas_mask)
-        nfe = torch.ones(initial.shape[0], dtype=torch.long, device=initial.device)
-        return FixedPoint(initial, features, residual, nfe, residual < options["tol"])
+        return _one_evaluation(initial, features, residual, residual < options["tol"], options)
 
     @can_return_tuple
     def forward(
@@ -490,6 +522,7 @@ class DeqNarModel(DeqNarPreTrainedModel):
         encoder_record = Record.empty() if recording else None
 
         source_mask = self.check_source(input_ids, attention_mask, encoder_outputs)
+        label_mask = None if labels is None else self.check_labels(labels)
         if encoder_outputs is None:
             memory = self.encode(input_ids, source_mask, encoder_record)
         else:
@@ -498,13 +531,17 @@ class DeqNarModel(DeqNarPreTrainedModel):
         seen, latent_kl = memory, None
         if self.latent_head is not None:
             target = None if labels is None else self.embed(labels.clamp_min(0))
-            seen, latent_kl = self.latent_head(memory, source_mask, target, None if labels is None else labels >= 0)
+            seen, latent_kl = self.latent_head(memory, source_mask, target, label_mask)
 
         if decoder_input_ids is None:
-            decoder_input_ids = self.masked_canvas(self.canvas_lengths(source_mask, labels, length_logits))
+            lengths = self.canvas_lengths(source_mask, labels, length_logits)
+            width = labels.shape[1] if labels is not None and config.length == "predict" else None
+            decoder_input_ids = self.masked_canvas(lengths, width)
         canvas_mask = self.check_canvas(decoder_input_ids, decoder_attention_mask)
         bound = self.bind(decoder_input_ids, canvas_mask, seen, source_mask)
         found = self.refine(bound, canvas_mask, initial_state=initial_state, max_nfe=max_nfe, tol=tol, solver=solver)
+        if not found.value.isfinite().all() or not (length_logits is None or length_logits.isfinite().all()):
+            raise FloatingPointError("The model's features are not finite; check the weights for NaN or infinity.")
         decoder_record = None
         if recording:
             decoder_record = Record.empty()
@@ -523,8 +560,8 @@ class DeqNarModel(DeqNarPreTrainedModel):
             decoder_attentions=tuple(decoder_record.self_attentions) if output_attentions else None,
             cross_attentions=tuple(decoder_record.cross_attentions) if output_attentions else None,
             encoder_last_hidden_state=memory,
-            encoder_hidden_states=tuple(encoder_record.hidden_states) if output_hidden_states else None,
-            encoder_attentions=tuple(encoder_record.self_attentions) if output_attentions else None,
+            encoder_hidden_states=tuple(encoder_record.hidden_states) or None if output_hidden_states else None,
+            encoder_attentions=tuple(encoder_record.self_attentions) or None if output_attentions else None,
         )
 
     def canvas_lengths(self, source_mask: Tensor, labels: Tensor | None, length_logits: Tensor | None) -> Tensor:
@@ -538,9 +575,10 @@ class DeqNarModel(DeqNarPreTrainedModel):
             self.config.max_position_embeddings
         )
 
-    def masked_canvas(self, lengths: Tensor) -> Tensor:
-        """`<mask>` up to each row's length, padding behind it: rows × longest."""
-        position = torch.arange(int(lengths.max()) if len(lengths) else 0, device=lengths.device)[None]
+    def masked_canvas(self, lengths: Tensor, width: int | None = None) -> Tensor:
+        """`<mask>` up to each row's length, padding behind it: rows × width, the longest row's if not given."""
+        width = int(lengths.max()) if width is None else width
+        position = torch.arange(width, device=lengths.device)[None]
         return torch.where(position < lengths[:, None], self.config.mask_token_id, self.config.pad_token_id)
 
     def check_source(
@@ -551,7 +589,14 @@ class DeqNarModel(DeqNarPreTrainedModel):
             raise ValueError("Give input_ids, or encoder_outputs together with the attention_mask they belong to.")
         if attention_mask is None:
             attention_mask = input_ids != self.config.pad_token_id
+        shape = input_ids.shape if input_ids is not None else encoder_outputs[0].shape[:2]
+        if attention_mask.shape != shape:
+            raise ValueError(f"The source is {tuple(shape)} but its mask is {tuple(attention_mask.shape)}.")
         return self._check_mask(attention_mask.bool(), "source")
+
+    def check_labels(self, labels: Tensor) -> Tensor:
+        """Where labels stand, after making sure that every row has some and that padding (−100) is behind them."""
+        return self._check_mask(labels >= 0, "labels")
 
     def check_canvas(self, canvas: Tensor, canvas_mask: Tensor | None) -> Tensor:
         """The canvas's mask, after making sure that every row has something to fill in."""
@@ -573,6 +618,9 @@ class DeqNarModel(DeqNarPreTrainedModel):
             if empty:
                 raise ValueError(f"Row(s) {empty} of the {what} are all padding; remove them from the batch.")
             raise ValueError(f"The {what} is padded on the left; set tokenizer.padding_side = 'right'.")
+        if (mask[:, 1:] & ~mask[:, :-1]).any():
+            holes = (mask[:, 1:] & ~mask[:, :-1]).any(dim=1).nonzero()[:, 0].tolist()
+            raise ValueError(f"Row(s) {holes} of the {what} have padding between tokens; it must all be at the end.")
         return mask
 
 
@@ -594,7 +642,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.lm_head = value
 
-    def get_encoder(self) -> Encoder:
+    def get_encoder(self) -> Callable[..., BaseModelOutput]:
         return self.model.get_encoder()
 
     @can_return_tuple
@@ -631,6 +679,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
             solver=solver,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            return_dict=True,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         if not self.training and not logits.sum(dtype=torch.float32).isfinite():
@@ -639,14 +688,18 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         if labels is not None:
             source_mask = self.model.check_source(input_ids, attention_mask, encoder_outputs)
             loss = self.loss(logits, labels, outputs, source_mask.sum(dim=1))
+            if not loss.isfinite():
+                raise FloatingPointError(f"The loss is {loss.item()}; check the weights for NaN or infinity.")
         return DeqNarSeq2SeqLMOutput(loss=loss, logits=logits, **outputs)
 
     def loss(self, logits: Tensor, labels: Tensor, outputs: DeqNarModelOutput, source_lengths: Tensor) -> Tensor:
         target_lengths = (labels >= 0).sum(dim=1)
         if self.config.length == "ctc":
             canvas_lengths = outputs.canvas_mask.sum(dim=1)
-            negative, _ = ctc_loss(logits, labels, canvas_lengths, target_lengths, self.config.blank_token_id)
-            loss = negative.sum() / target_lengths.sum()
+            negative, fits = ctc_loss(logits, labels, canvas_lengths, target_lengths, self.config.blank_token_id)
+            if not fits.all():
+                logger.warning_once("Some targets are longer than their CTC canvas; they have no part in the loss.")
+            loss = negative.sum() / (target_lengths * fits).sum().clamp_min(1)
         else:
             if logits.shape[:2] != labels.shape:
                 raise ValueError(

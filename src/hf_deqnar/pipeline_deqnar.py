@@ -58,8 +58,10 @@ class DeqNarTranslationPipeline(Pipeline):
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Translate. One string gives a list with one translation, as does each element of a list of strings."""
+        if isinstance(inputs, list) and not inputs:
+            return []
         results = super().__call__(inputs, *arguments, **options)
-        if isinstance(inputs, list) and results and all(len(result) == 1 for result in results):
+        if isinstance(inputs, list) and all(len(result) == 1 for result in results):
             return [result[0] for result in results]
         return results
 
@@ -134,9 +136,7 @@ def longest_source(config: Any) -> int | None:
 def check_length(tokens: int, config: Any) -> None:
     longest = longest_source(config)
     if longest is not None and tokens > longest:
-        raise ValueError(
-            f"A text has {tokens} tokens, but this model takes at most {longest}; split it into sentences."
-        )
+        raise ValueError(f"A text of {tokens} tokens is too long, this model takes {longest}; split it into sentences.")
 
 
 class TaskAliases(dict):

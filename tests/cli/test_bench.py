@@ -1,18 +1,9 @@
-"""The command line, as a user runs it: in a process of its own."""
-
 import json
-import subprocess
-import sys
 
 import pytest
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "hf_deqnar.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_bench_solver_prints_a_table_and_writes_its_figures(tmp_path):
+def test_bench_solver_prints_a_table_and_writes_its_figures(run, tmp_path):
     pytest.importorskip("torchdeq", reason="torchdeq is part of the test extra")
     file = tmp_path / "figures.json"
     done = run("bench", "solver", "--rows", "4", "--longest", "12", "--repeats", "1", "--json", str(file))
@@ -25,7 +16,7 @@ def test_bench_solver_prints_a_table_and_writes_its_figures(tmp_path):
         assert results[f"ours {solver}"]["residual"] < 2e-3
 
 
-def test_bench_memory_prints_a_table_and_writes_its_figures(tmp_path):
+def test_bench_memory_prints_a_table_and_writes_its_figures(run, tmp_path):
     file = tmp_path / "figures.json"
     small = ["--preset", "tiny", "--rows", "16", "--length", "24", "--layers", "2", "--vocabulary", "100"]
     done = run("bench", "memory", *small, "--budgets", "6", "30", "--json", str(file))
@@ -45,7 +36,7 @@ def test_bench_memory_prints_a_table_and_writes_its_figures(tmp_path):
         (["bench", "memory", "--budgets", "0"], "--budgets 0"),
     ],
 )
-def test_errors_are_one_readable_line(arguments, message):
+def test_errors_are_one_readable_line(run, arguments, message):
     done = run(*arguments)
     assert done.returncode == 1
     assert message in done.stderr

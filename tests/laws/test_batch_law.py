@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from transformers import pipeline
 
 from hf_deqnar import solve
 from hf_deqnar.fixed_point import SOLVERS
 
-from ..conftest import REFINEMENTS, padded, random_sentences, small_model
+from ..conftest import REFINEMENTS, padded, random_sentences, real_sentences, small_model
 from .functions import Contraction
 
 
@@ -60,3 +61,41 @@ def test_a_sentence_is_read_the_same_in_any_company(refinement, length):
             for ours, theirs in zip(together[place], alone[index], strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
             assert together[place][1] == alone[index][1]
+
+
+@pytest.mark.parametrize("options", [{}, {"refinement_passes": 3}, {"stop_on_stable_tokens": 2}, {"beams": 3}])
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_a_real_sentence_is_translated_the_same_in_any_company(refinement, length, options, tokenizer):
+    if refinement == "stacked" and "stop_on_stable_tokens" in options:
+        pytest.skip("a stacked model evaluates once: there is nothing to stop")
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512}
+    model = small_model(refinement=refinement, length=length, **sizes)
+    options = {"ctc_beam_size" if length == "ctc" else "length_beams": 3} if "beams" in options else options
+    sentences = real_sentences(6)
+
+    def translate(batch: list[str]) -> list[tuple]:
+        encoded = tokenizer(batch, return_tensors="pt", padding=True)
+        out = model.generate(**encoded, **options, return_dict_in_generate=True)
+        residual = [0.0] * len(batch) if out.residual is None else out.residual.tolist()
+        texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
+        return list(zip(texts, out.nfe.tolist(), residual, strict=True))
+
+    alone = [translate([sentence])[0] for sentence in sentences]
+    order = torch.randperm(6).tolist()
+    together = translate([sentences[index] for index in order])
+    for place, index in enumerate(order):
+        assert together[place][:2] == alone[index][:2]
+        assert together[place][2] == pytest.approx(alone[index][2], rel=1e-6)
+
+
+def test_the_pipeline_translates_the_same_in_any_batch(tokenizer):
+    model = small_model(length="ctc", vocab_size=len(tokenizer), max_position_embeddings=512)
+    translate = pipeline("translation", model=model, tokenizer=tokenizer)
+    sentences = real_sentences(9)
+    alone = [translate(sentence, return_figures=True)[0] for sentence in sentences]
+    for size in (2, 4, 9):
+        for ours, theirs in zip(translate(sentences, batch_size=size, return_figures=True), alone, strict=True):
+            assert ours["translation_text"] == theirs["translation_text"]
+            assert ours["nfe"] == theirs["nfe"]
+            assert ours["residual"] == pytest.approx(theirs["residual"], rel=1e-6)

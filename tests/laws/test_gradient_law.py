@@ -121,3 +121,30 @@ def test_gradients_flow_in_evaluation_mode():
     assert all(parameter.grad is not None for parameter in model.parameters())
     with torch.no_grad():
         assert not model(input_ids=tokens).logits.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["phantom", "ift", "unrolled"])
+def test_masked_positions_have_no_part_in_a_gradient(kind):
+    """An f that mixes positions: with a mask it must be the f of the shorter sentence."""
+    torch.manual_seed(0)
+    mixing = 0.3 * torch.randn(4, 4, dtype=torch.float64)
+    weight = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    context = torch.randn(1, 4, 2, dtype=torch.float64)
+
+    def gradient(positions: int, mask: torch.Tensor | None) -> float:
+        def function(state):
+            return torch.tanh(weight * (mixing[:positions, :positions] @ state) + context[:, :positions])
+
+        options = GradientOptions(kind, steps=100, max_nfe=100, tol=1e-12)
+        initial = torch.zeros(1, positions, 2, dtype=torch.float64)
+        found = equilibrium(function, initial, gradient=options, mask=mask, tol=1e-12, max_nfe=100)
+        return float(torch.autograd.grad(found.value[:, :3].pow(2).sum(), weight)[0])
+
+    assert gradient(4, torch.tensor([[True, True, True, False]])) == pytest.approx(gradient(3, None), rel=1e-8)
+
+
+def test_a_gradient_that_is_not_finite_passes_through_ift():
+    weight = torch.tensor(0.5, requires_grad=True)
+    found = equilibrium(lambda z: weight * z + 1, torch.zeros(1, 1), gradient=GradientOptions("ift"))
+    (found.value.sum() * float("inf")).backward()
+    assert not weight.grad.isfinite()

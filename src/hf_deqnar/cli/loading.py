@@ -26,9 +26,7 @@ def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, P
     except ValueError as error:
         raise ValueError(f"{name}: {' '.join(str(error).split())[:200]}") from error
     if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
-        raise ValueError(
-            f"{name} holds a model of type {config.model_type}, which cannot translate; a seq2seq is needed."
-        )
+        raise ValueError(f"{name} holds a {config.model_type} model, which cannot translate; name a seq2seq model.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -39,4 +37,7 @@ def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, P
             f"{name}: the tokenizer has {len(tokenizer)} tokens but the model only {model.config.vocab_size}; "
             "they do not belong together."
         )
-    return (model if device is None else model.to(device)), tokenizer
+    try:
+        return (model if device is None else model.to(device)), tokenizer
+    except RuntimeError as error:
+        raise ValueError(f"Device '{device}' cannot be used: {str(error).splitlines()[0]}") from error

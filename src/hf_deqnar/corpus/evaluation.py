@@ -43,7 +43,7 @@ def translate_sentences(
         )
         sequences = result.sequences if ours else result
         for place, text in enumerate(tokenizer.batch_decode(sequences, skip_special_tokens=True)):
-            texts[indices[place]] = text.strip()
+            texts[indices[place]] = text.strip() if clean_text(sentences[indices[place]]) else ""
         if ours:
             for place, index in enumerate(indices):
                 nfe[index] = int(result.nfe[place])
@@ -86,18 +86,24 @@ def compare(systems: dict[str, Translations], pairs: list[Pair], samples: int = 
     test = PairedTest(named, {"BLEU": bleu, "chrF": chrf}, reference_streams(pairs), test_type="bs", n_samples=samples)
     _, results = test()
     compared = {}
-    for position, name in enumerate(results["System"]):
+    for position, name in enumerate(results.pop("System")):
         compared[name] = {
             metric: {
-                "score": outcomes[position].score,
-                "mean": outcomes[position].mean,
-                "interval": outcomes[position].ci,
-                "p_value": outcomes[position].p_value,
+                "score": float(outcomes[position].score),
+                "mean": float(outcomes[position].mean),
+                "interval": float(outcomes[position].ci),
+                "p_value": _chance(outcomes[position], outcomes[0]),
             }
             for metric, outcomes in results.items()
-            if metric != "System"
         }
     return compared
+
+
+def _chance(outcome: Any, baseline: Any) -> float | None:
+    """The p-value; none for the baseline itself, and 1 for equal scores, of which sacreBLEU counts every sample."""
+    if outcome is baseline:
+        return None
+    return 1.0 if outcome.score == baseline.score else float(outcome.p_value)
 
 
 def metrics() -> tuple[Any, Any]:

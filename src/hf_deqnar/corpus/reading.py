@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 
 @dataclass
@@ -37,20 +36,14 @@ def read_parallel(path: str | Path, source: str, target: str) -> list[Pair]:
     return pairs
 
 
-def _open(path: Path) -> TextIO:
-    return (
-        gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8", newline="\n")
-    )
-
-
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with _open(path) as file:
-        number = 0
-        try:
-            for number, line in enumerate(file, start=1):
-                yield number, line.rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, after line {number}: not valid UTF-8 ({error.reason}).") from error
+    """Numbered lines; decoded one by one, so that an error names its line."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                yield number, raw.rstrip(b"\r\n").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not valid UTF-8 at byte {error.start + 1}.") from error
 
 
 def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:

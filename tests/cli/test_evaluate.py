@@ -1,0 +1,68 @@
+import gzip
+import json
+
+import pytest
+
+from ..conftest import SENTENCES
+from ..test_generation_deqnar import reranker
+
+pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "test.jsonl.gz"
+    with gzip.open(file, "wt", encoding="utf-8") as stream:
+        for number, (english, german) in enumerate(SENTENCES):
+            references = [german, german.lower()] if number % 2 else [german]
+            stream.write(json.dumps({"en": english, "de": references}) + "\n")
+    return file
+
+
+def test_one_model(run, saved, data, tmp_path):
+    figures = tmp_path / "figures.json"
+    columns = ["--data", data, "--source", "en", "--target", "de"]
+    done = run("evaluate", saved["ctc"], *columns, "--json", figures, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(figures.read_text())["systems"].values()
+    assert found["sentences"] == 6
+    assert found["mean_nfe"] > 1
+    assert 0 <= found["share_converged"] <= 1
+    assert found["bleu_signature"].startswith("nrefs:var")
+    assert found["bleu_signature"] in done.stdout
+    for name in ("bleu", "chrf", "repetition_rate", "length_ratio", "seconds"):
+        assert isinstance(found[name], float)
+    assert len((tmp_path / "out" / "1.txt").read_text().split("\n")) == 7
+
+
+def test_ours_against_an_autoregressive_model(run, saved, data, tokenizer, tmp_path):
+    teacher = tmp_path / "teacher"
+    reranker(len(tokenizer)).save_pretrained(teacher)
+    tokenizer.save_pretrained(teacher)
+    figures = tmp_path / "figures.json"
+    systems = [f"{saved['predict']},length_beams=3,solver=broyden", f"{teacher},num_beams=2,max_length=10"]
+    columns = ["--data", data, "--source", "en", "--target", "de"]
+    done = run("evaluate", *systems, *columns, "--samples", "50", "--json", figures)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text())
+    assert list(found["systems"]) == systems
+    assert "mean_nfe" not in found["systems"][systems[1]]
+    compared = found["paired_bootstrap"][systems[1]]
+    assert 0 <= compared["BLEU"]["p_value"] <= 1
+    assert "(p = " in done.stdout
+
+
+def test_errors_are_one_readable_line(run, saved, data, tmp_path):
+    columns = ["--data", data, "--source", "en", "--target", "de"]
+    for arguments, message in [
+        ([saved["ctc"], "--data", data, "--source", "en", "--target", "fr"], "no column fr; there are en, de"),
+        ([saved["ctc"], "--data", tmp_path / "no", "--source", "en", "--target", "de"], "There is neither a file"),
+        ([f"{saved['ctc']},beam", *columns], "'beam' in"),
+        ([f"{saved['ctc']},num_beams=2", *columns], "num_beams is not an option of generate"),
+        ([saved["ctc"], saved["ctc"], *columns], "named twice"),
+        ([saved["ctc"], *columns, "--json", tmp_path / "no" / "file"], "There is no folder"),
+    ]:
+        done = run("evaluate", *arguments)
+        assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+        assert message in done.stderr, (arguments, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -1,0 +1,154 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import BertConfig, BertModel, pipeline
+
+from ..conftest import SENTENCES
+from ..test_generation_deqnar import reranker
+
+ENGLISH = [english for english, _ in SENTENCES]
+
+
+@pytest.fixture(scope="module")
+def expected(saved):
+    return [record["translation_text"] for record in pipeline("translation", model=str(saved["ctc"]))(ENGLISH)]
+
+
+def test_arguments(run, saved, expected):
+    done = run("translate", "--model", saved["ctc"], *ENGLISH)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [" ".join(text.splitlines()) for text in expected]
+    assert done.stderr == ""
+
+
+def test_standard_input_with_either_line_end(run, saved, expected):
+    for line_end in ("\n", "\r\n"):
+        done = run("translate", "--model", saved["ctc"], stdin=line_end.join(ENGLISH).encode())
+        assert done.stdout.splitlines() == expected
+
+
+def test_a_file_in_small_batches_keeps_its_order(run, saved, expected, tmp_path):
+    file = tmp_path / "corpus.en"
+    file.write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
+    done = run("translate", "--model", saved["ctc"], "--input", file, "--batch-size", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == expected
+
+
+def test_one_bad_line_never_loses_the_others(run, saved, expected, tmp_path):
+    file = tmp_path / "corpus.en"
+    long = "word " * 2000
+    lines = [ENGLISH[0].encode(), b"caf\xe9", b"", long.encode(), ENGLISH[1].encode(), b"nul\x00byte", b"  "]
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    done = run("translate", "--model", saved["ctc"], "--input", file)
+    assert done.returncode == 1
+    answers = done.stdout.split("\n")
+    assert len(answers) == 8
+    assert answers[0] == expected[0]
+    assert answers[1:4] == ["", "", ""]
+    assert answers[4] == expected[1]
+    assert answers[6] == ""
+    messages = done.stderr.strip().splitlines()
+    assert len(messages) == 2
+    assert f"{file}, line 2: not valid UTF-8 at byte 4" in messages[0]
+    assert f"{file}, line 4: A text of" in messages[1]
+    assert "too long" in messages[1]
+    assert "Traceback" not in done.stderr
+
+
+def test_json_lines_carry_the_figures(run, saved, expected):
+    done = run("translate", "--model", saved["ctc"], "--jsonl", stdin=f"{ENGLISH[0]}\n\n".encode() + b"\xff\n")
+    first, second, third = map(json.loads, done.stdout.splitlines())
+    assert first["source"] == ENGLISH[0]
+    assert first["text"] == expected[0]
+    assert {"nfe", "residual", "score", "converged"} <= set(first)
+    assert second["text"] == ""
+    assert third == {"line": 3, "error": "not valid UTF-8 at byte 1"}
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+def test_nbest_lists(run, saved, length):
+    done = run("translate", "--model", saved[length], "--nbest", "3", *ENGLISH[:2])
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[:2] for row in rows] == [["1", "1"], ["1", "2"], ["1", "3"], ["2", "1"], ["2", "2"], ["2", "3"]]
+    done = run("translate", "--model", saved[length], "--nbest", "3", "--jsonl", ENGLISH[0])
+    assert [json.loads(line)["rank"] for line in done.stdout.splitlines()] == [1, 2, 3]
+
+
+def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):
+    reranker(len(tokenizer)).save_pretrained(tmp_path)
+    options = ["--length-beams", "3", "--passes", "2", "--max-nfe", "7", "--tol", "1e-2", "--reranker", tmp_path]
+    done = run("translate", "--model", saved["predict"], *options, "--jsonl", ENGLISH[0])
+    assert done.returncode == 0, done.stderr
+    assert 2 <= json.loads(done.stdout)["nfe"] <= 14
+
+
+def test_watching_shows_drafts_and_then_the_answer(run, saved, expected):
+    done = run("translate", "--model", saved["ctc"], "--watch", ENGLISH[0], "", ENGLISH[1])
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")
+    assert len(lines) > 4
+    assert expected[0] in lines
+    assert lines[-2] == expected[1]
+
+
+def test_answers_come_while_the_input_is_still_open(saved, expected):
+    command = [sys.executable, "-m", "hf_deqnar.cli.main", "translate", "--model", str(saved["ctc"])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        for sentence, translation in zip(ENGLISH[:2], expected, strict=False):
+            process.stdin.write(f"{sentence}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline().decode().rstrip("\n") == translation
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+
+
+def test_a_closed_pipe_is_not_an_error(saved, tmp_path):
+    file = tmp_path / "corpus.en"
+    file.write_text("\n".join(ENGLISH * 200) + "\n", encoding="utf-8")
+    command = f"{sys.executable} -m hf_deqnar.cli.main translate --model {saved['ctc']} --input {file} | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
+    bert = tmp_path / "bert"
+    BertModel(BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
+        bert
+    )
+    other = tmp_path / "other"
+    reranker(len(tokenizer) + 5).save_pretrained(other)
+    bare = tmp_path / "bare"
+    reranker(len(tokenizer)).save_pretrained(bare)
+    teacher = tmp_path / "teacher"
+    reranker(len(tokenizer)).save_pretrained(teacher)
+    tokenizer.save_pretrained(teacher)
+    model = ["--model", saved["predict"]]
+    for arguments, message in [
+        (["hello"], "No model is named"),
+        (["--model", tmp_path / "nothing", "hello"], "neither a model directory nor a model that the hub offers"),
+        (["--model", tmp_path, "hello"], "is a directory without a config.json"),
+        (["--model", bert, "hello"], "holds a bert model, which cannot translate"),
+        (["--model", bare, "hello"], "has no tokenizer that can be loaded"),
+        (["--model", teacher, "--length-beams", "3", "hello"], "length_beams needs a deqnar model"),
+        ([*model, "--input", tmp_path / "no.txt"], "There is no file"),
+        ([*model, "--input", tmp_path / "no.txt", "hello"], "Give sentences or --input, not both"),
+        ([*model, "--batch-size", "0", "hello"], "--batch-size must be at least 1"),
+        ([*model, "--length-beams", "0", "hello"], "length_beams must be a whole number of at least 1"),
+        ([*model, "--ctc-beam-size", "3", "hello"], "ctc_beam_size=3 needs config.length='ctc'"),
+        ([*model, "--length-beams", "2", "--reranker", other, "hello"], "The reranker has"),
+        ([*model, "--device", "nonsense", "hello"], "nonsense"),
+    ]:
+        done = run("translate", *arguments)
+        assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+        assert message in done.stderr, (arguments, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -1,0 +1,64 @@
+import gzip
+import json
+
+import pytest
+
+from hf_deqnar.corpus.reading import Pair, read_parallel
+
+from ..conftest import SENTENCES
+
+PAIRS = [Pair(english, [german]) for english, german in SENTENCES]
+
+
+def written(kind: str, folder) -> str:
+    path = folder / f"corpus.{kind}"
+    if kind.startswith("jsonl"):
+        content = "".join(json.dumps({"en": english, "de": german}) + "\n" for english, german in SENTENCES)
+    elif kind.startswith("tsv"):
+        content = "de\ten\n" + "".join(f"{german}\t{english}\n" for english, german in SENTENCES)
+    else:
+        content = "en,de\n" + "".join(f'"{english}","{german}"\n' for english, german in SENTENCES)
+    path.write_bytes(gzip.compress(content.encode()) if kind.endswith(".gz") else content.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "tsv", "tsv.gz", "csv", "csv.gz"])
+def test_files_with_named_columns(kind, tmp_path):
+    assert read_parallel(written(kind, tmp_path), "en", "de") == PAIRS
+
+
+def test_aligned_files_with_windows_line_ends(tmp_path):
+    (tmp_path / "corpus.en").write_bytes("\r\n".join(english for english, _ in SENTENCES).encode())
+    (tmp_path / "corpus.de").write_text("\n".join(german for _, german in SENTENCES), encoding="utf-8")
+    assert read_parallel(tmp_path / "corpus", "en", "de") == PAIRS
+
+
+def test_several_references(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"en": "Hi", "de": ["Hallo", "Tag"]}\n')
+    assert read_parallel(tmp_path / "a.jsonl", "en", "de") == [Pair("Hi", ["Hallo", "Tag"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"en": "x", "de": "y"}\n{"en": \n', "a.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", b"[1]\n", "a.jsonl, line 1: a JSON object with en and de"),
+        ("a.jsonl", b'{"en": "x", "fr": "y"}\n', "a.jsonl, line 1: no column de; there are en, fr"),
+        ("a.jsonl", b"", "holds no sentence pairs"),
+        ("a.jsonl", b'{"en": "x", "de": "y"}\n\xff\n', "a.jsonl, line 2: not valid UTF-8 at byte 1"),
+        ("a.tsv", b"en\tde\nx\ty\tz\n", "a.tsv, line 2: 3 columns, but the first line names 2"),
+        ("a.csv", b"en,de\nx\n", "a.csv, line 2: 1 columns, but the first line names 2"),
+        ("a.pdf", b"x", "unknown kind of file"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_parallel(tmp_path / name, "en", "de")
+
+
+def test_unequal_files_are_counted(tmp_path):
+    (tmp_path / "corpus.en").write_text("a\nb\nc\n")
+    (tmp_path / "corpus.de").write_text("a\nb\n")
+    with pytest.raises(ValueError, match=r"corpus.en has 3 lines but .*corpus.de has 2; aligned files"):
+        read_parallel(tmp_path / "corpus", "en", "de")
