@@ -161,7 +161,7 @@ def evaluations(function, initial, **options) -> tuple[list[torch.Tensor], Fixed
 
 @pytest.mark.parametrize("beyond", [float("nan"), -1.0])
 def test_a_bad_step_is_taken_back_and_the_next_one_is_shorter(beyond):
-    """From 1 plain iteration steps to 1.5, where f is NaN or the residual far larger: the row returns and takes half."""
+    """Plain iteration goes from 1 to 1.5, where f is NaN or the residual far larger; the row returns and goes half."""
     function = lambda z: torch.where(z > 1.4, beyond * z, 1.5 * z if z < 1.1 else z + 0.1)  # noqa: E731
     visited, found = evaluations(function, torch.ones(1, 1), solver="picard", max_nfe=4, tol=1e-9)
     assert [round(float(state), 6) for state in visited] == [1.0, 1.5, 1.25, 1.3]

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 import hf_deqnar
+from hf_deqnar.corpus.tokenizer import train_tokenizer
 from hf_deqnar.pipeline_deqnar import clean_text
 
 from .conftest import SENTENCES
@@ -49,7 +50,8 @@ def test_lists_generators_columns_and_batches(saved):
     assert translate(ENGLISH, batch_size=4) == one_by_one
     assert [result[0] for result in translate((text for text in ENGLISH), batch_size=4)] == one_by_one
     column = datasets.Dataset.from_dict({"en": ENGLISH})["en"]
-    assert [result[0] for result in translate(iter(column), batch_size=3)] == one_by_one
+    assert translate(column, batch_size=3) == one_by_one
+    assert translate(tuple(ENGLISH)) == one_by_one
     assert translate([]) == []
 
 
@@ -116,6 +118,20 @@ def test_an_autoregressive_model_uses_the_same_pipeline(tokenizer, tmp_path):
     assert translate(ENGLISH[0], num_beams=2, max_length=9) == [{"translation_text": expected}]
     with pytest.raises(ValueError, match="return_figures needs a deqnar model, not marian"):
         translate(ENGLISH[0], return_figures=True)
+
+
+def test_a_reranker_of_another_vocabulary_is_refused_even_if_it_is_as_large(saved, tokenizer, tmp_path):
+    translate = pipeline("translation", model=str(saved["predict"]))
+    reranker(len(tokenizer)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no tokenizer to compare"):
+        translate(ENGLISH[0], length_beams=2, reranker=str(tmp_path))
+    tokenizer.save_pretrained(tmp_path)
+    assert translate(ENGLISH[0], length_beams=2, reranker=str(tmp_path))
+    other = tmp_path / "other"
+    reranker(len(tokenizer)).save_pretrained(other)
+    train_tokenizer(["zzz yyy xxx" * 9, "Etwas anderes."] * 9, vocab_size=len(tokenizer)).save_pretrained(other)
+    with pytest.raises(ValueError, match="The vocabulary of .*other.* is not the model's.*there; both must be trained"):
+        translate(ENGLISH[0], length_beams=2, reranker=str(other))
 
 
 def test_languages_reach_a_multilingual_tokenizer(tokenizer):

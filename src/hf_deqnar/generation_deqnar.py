@@ -8,6 +8,7 @@ import copy
 import difflib
 import sys
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TextIO
 
 import torch
@@ -20,7 +21,7 @@ from .alignment import collapse, pack, prefix_beam_search, starts_of_runs
 
 @dataclass
 class Options:
-    """Every generation option, with its default and help; the command line is made from this too."""
+    """Every generation option, with its default and help; the flags of the command line take theirs from here."""
 
     max_length: int = field(default=256, metadata={"help": "Most tokens of a translation."})
     length_beams: int = field(default=1, metadata={"help": "How many of the likeliest lengths are tried."})
@@ -493,8 +494,9 @@ def with_end(texts: Tensor, real: Tensor, end: int) -> tuple[Tensor, Tensor]:
     return texts.masked_fill(added, end), real | added
 
 
+@lru_cache(maxsize=1)
 def load_reranker(name: str, device: torch.device) -> Any:
-    """A frozen seq2seq model by name or path."""
+    """A frozen seq2seq model by name or path; the last one is kept, so that a corpus loads it once."""
     return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
 
 
@@ -511,6 +513,18 @@ def check_reranker(reranker: Any, vocabulary: int) -> None:
         )
     if reranker.config.decoder_start_token_id is None:
         raise ValueError("The reranker's config has no decoder_start_token_id, so it cannot score a text.")
+
+
+def check_same_tokens(ours: Any, theirs: Any, whose: str) -> None:
+    """Two tokenizers must give every token the same id; the error names the first that differs."""
+    mine, other = ours.get_vocab(), theirs.get_vocab()
+    for token, number in sorted(mine.items(), key=lambda item: item[1]):
+        if other.get(token) != number:
+            there = f"is number {other[token]}" if token in other else "does not exist"
+            raise ValueError(
+                f"The vocabulary of {whose} ({len(other)} tokens) is not the model's ({len(mine)}): "
+                f"'{token}', number {number} here, {there} there; both must be trained with one tokenizer."
+            )
 
 
 __all__ = ["DeqNarGenerateOutput", "DeqNarGenerationConfig", "DeqNarGenerationMixin", "Draft", "TerminalStreamer"]

@@ -1,12 +1,16 @@
 """`pipeline("translation")`, which transformers 5 has dropped, for these models and every other seq2seq model."""
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
-from transformers import Pipeline
+from transformers import AutoTokenizer, Pipeline
 from transformers.pipelines.base import GenericTensor
 from transformers.tokenization_utils_base import BatchEncoding
+
+from .generation_deqnar import check_same_tokens
 
 TASK = "translation"
 TASK_WITH_LANGUAGES = re.compile(r"translation_(?P<source>\w+?)_to_(?P<target>\w+)")
@@ -58,6 +62,8 @@ class DeqNarTranslationPipeline(Pipeline):
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
         """Translate. One string gives a list with one translation, as does each element of a list of strings."""
+        if not isinstance(inputs, (str, list, dict)) and isinstance(inputs, Sequence):
+            inputs = list(inputs)  # a tuple, or a column of a data set
         if isinstance(inputs, list) and not inputs:
             return []
         results = super().__call__(inputs, *arguments, **options)
@@ -89,6 +95,8 @@ class DeqNarTranslationPipeline(Pipeline):
             raise ValueError(f"return_figures needs a deqnar model, not {self.model.config.model_type}.")
         forced = {name: model_inputs.pop(name) for name in ("forced_bos_token_id",) if name in model_inputs}
         settings = self._prepare_generate_kwargs(options) if not ours else {**self._generate_kwargs, **options}
+        if isinstance(settings.get("reranker"), str):
+            check_same_tokens(self.tokenizer, load_tokenizer(settings["reranker"]), settings["reranker"])
         if ours and return_figures:
             settings["return_dict_in_generate"] = True
         rows = empty.shape[0]
@@ -118,6 +126,15 @@ class DeqNarTranslationPipeline(Pipeline):
                     record["score" if name == "sequences_scores" else name] = output[name][0][index].item()
             records.append(record)
         return records
+
+
+@lru_cache(maxsize=1)
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a reranker; the last one is kept."""
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} has no tokenizer to compare with the model's; save it there.") from error
 
 
 def clean_text(text: str) -> str:

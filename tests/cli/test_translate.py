@@ -81,6 +81,7 @@ def test_nbest_lists(run, saved, length):
 
 def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):
     reranker(len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     options = ["--length-beams", "3", "--passes", "2", "--max-nfe", "7", "--tol", "1e-2", "--reranker", tmp_path]
     done = run("translate", "--model", saved["predict"], *options, "--jsonl", ENGLISH[0])
     assert done.returncode == 0, done.stderr
@@ -127,6 +128,7 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
     )
     other = tmp_path / "other"
     reranker(len(tokenizer) + 5).save_pretrained(other)
+    tokenizer.save_pretrained(other)
     bare = tmp_path / "bare"
     reranker(len(tokenizer)).save_pretrained(bare)
     teacher = tmp_path / "teacher"
@@ -139,7 +141,7 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
         (["--model", tmp_path, "hello"], "is a directory without a config.json"),
         (["--model", bert, "hello"], "holds a bert model, which cannot translate"),
         (["--model", bare, "hello"], "has no tokenizer that can be loaded"),
-        (["--model", teacher, "--length-beams", "3", "hello"], "length_beams needs a deqnar model"),
+        (["--model", teacher, "--length-beams", "3", "hello"], "--length-beams needs a deqnar model"),
         ([*model, "--input", tmp_path / "no.txt"], "There is no file"),
         ([*model, "--input", tmp_path / "no.txt", "hello"], "Give sentences or --input, not both"),
         ([*model, "--batch-size", "0", "hello"], "--batch-size must be at least 1"),

@@ -2,7 +2,8 @@
 
 One whole step is measured: forward, backward and Adam, with the parameters themselves. Bytes are those torch's
 allocator handed out, so the figures do not depend on the machine. The tolerance is out of reach, so that every solve
-uses its whole budget. The last row is the stacked backbone: as many ordinary decoder layers as asked for.
+uses its whole budget. The last rows are the stacked backbone: as many ordinary decoder layers as asked for.
+Checkpointed rows recompute the layers of encoder and decoder in the backward pass.
 """
 
 import argparse
@@ -50,12 +51,15 @@ def measure(options: argparse.Namespace) -> dict:
                 model.gradient_checkpointing_enable()
             results[name][str(budget)] = _step_bytes(model, options)
     stacked = _step_bytes(_model(options, refinement="stacked"), options)
+    checkpointed = _model(options, refinement="stacked")
+    checkpointed.gradient_checkpointing_enable()
     settings = {key: getattr(options, key) for key in ("preset", "vocabulary", "layers", "rows", "length", "seed")}
     return {
         "machine": machine(torch.get_num_threads()),
         "settings": settings,
         "bytes": results,
         "stacked_bytes": stacked,
+        "stacked_checkpointed_bytes": _step_bytes(checkpointed, options),
     }
 
 
@@ -106,6 +110,8 @@ def table(figures: dict) -> str:
         growth, ratio = measured[last] / measured[first], measured[last] / stacked
         rows.append([name, *megabytes, f"{growth:.2f}×", f"{ratio:.2f}×"])
     depth = figures["settings"]["layers"]
-    rows.append([f"stacked, {depth} layers", *[f"{stacked / 1e6:.0f}"] * len(budgets), "", "1.00×"])
+    for name, measured in (("", stacked), (", checkpointed", figures["stacked_checkpointed_bytes"])):
+        megabytes = [f"{measured / 1e6:.0f}"] * len(budgets)
+        rows.append([f"stacked, {depth} layers{name}", *megabytes, "", f"{measured / stacked:.2f}×"])
     headers = ["gradient", *(f"MB at {budget}" for budget in budgets), f"{last} to {first}", "to stacked"]
     return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}"

@@ -13,14 +13,27 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tqdm import tqdm
 
-from ..generation_deqnar import TerminalStreamer
+from ..generation_deqnar import Options, TerminalStreamer
 from ..pipeline_deqnar import DeqNarTranslationPipeline, clean_text
 from .loading import load_model
+
+# Options of `generate` that are flags here; their help comes from there.
+FLAGS = {
+    "length_beams": ("--length-beams", int),
+    "ctc_beam_size": ("--ctc-beam-size", int),
+    "refinement_passes": ("--passes", int),
+    "max_nfe": ("--max-nfe", int),
+    "tol": ("--tol", float),
+    "solver": ("--solver", str),
+    "deduplicate": ("--deduplicate", None),
+    "stop_on_stable_tokens": ("--stop-on-stable-tokens", int),
+    "reranker": ("--reranker", str),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a directory or hub id")
     parser.add_argument("--device", help="such as cpu or cuda:0; the best there is if not given")
     parser.add_argument("--batch-size", type=int, default=16, help="lines translated together (default: 16)")
-    parser.add_argument("--length-beams", type=int, default=1, help="likeliest lengths tried (default: 1)")
-    parser.add_argument("--ctc-beam-size", type=int, default=1, help="prefixes kept, for CTC models (default: 1)")
-    parser.add_argument("--passes", type=int, default=1, help="solves per sentence, see refinement_passes (default: 1)")
-    parser.add_argument("--max-nfe", type=int, help="most evaluations of a solve")
-    parser.add_argument("--tol", type=float, help="residual at which a sentence has settled")
-    parser.add_argument("--reranker", help="a seq2seq model with the same vocabulary that picks among candidates")
+    for option in fields(Options):
+        if option.name in FLAGS:
+            flag, kind = FLAGS[option.name]
+            how = {"type": kind} if kind is not None else {"action": "store_const", "const": True}
+            parser.add_argument(flag, dest=option.name, help=option.metadata["help"], **how)
     parser.add_argument("--nbest", type=int, default=1, help="translations per sentence: line, rank, text (default: 1)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--jsonl", action="store_true", help="one JSON object a line: text, nfe, residual, score")
@@ -77,18 +89,10 @@ def run(options: argparse.Namespace) -> int:
 
 def generate_settings(options: argparse.Namespace, config: object) -> dict:
     """Flags as options of `generate`; another architecture gets none of ours, and is told so if they were asked for."""
-    ours = {
-        "length_beams": options.length_beams,
-        "ctc_beam_size": options.ctc_beam_size,
-        "refinement_passes": options.passes,
-        "max_nfe": options.max_nfe,
-        "tol": options.tol,
-        "reranker": options.reranker,
-    }
-    asked = {name: value for name, value in ours.items() if value not in (None, 1)}
+    asked = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
     if config.model_type != "deqnar":
         if asked or options.watch or options.jsonl:
-            flag = next(iter(asked), "watch" if options.watch else "jsonl")
+            flag = FLAGS[next(iter(asked))][0] if asked else "--watch" if options.watch else "--jsonl"
             raise ValueError(f"{flag} needs a deqnar model, but {options.model} is of type {config.model_type}.")
         return {"num_beams": options.nbest, "num_return_sequences": options.nbest} if options.nbest > 1 else {}
     if options.nbest > 1:
