@@ -5,7 +5,15 @@ from collections import defaultdict
 import pytest
 import torch
 
-from hf_deqnar.alignment import collapse, ctc_loss, prefix_beam_search
+from hf_deqnar.alignment import (
+    aligned_target,
+    collapse,
+    ctc_loss,
+    matched_target,
+    needed_canvas,
+    prefix_beam_search,
+    viterbi_path,
+)
 
 
 def by_definition(path: tuple[int, ...], blank: int) -> list[int]:
@@ -102,3 +110,85 @@ def test_rows_of_a_prefix_beam_do_not_influence_each_other():
         assert torch.equal(alone[1][0], together[1][row])
         torch.testing.assert_close(alone[2][0], together[2][row])
         assert torch.equal(alone[0][0], together[0][row, :, : alone[0].shape[2]])
+
+
+def random_case(seed: int, rows: int, canvas: int, target: int, vocabulary: int = 5):
+    """Log-probabilities, targets without the symbol 0, and ragged lengths."""
+    torch.manual_seed(seed)
+    log_probabilities = (2 * torch.randn(rows, canvas, vocabulary, dtype=torch.float64)).log_softmax(dim=-1)
+    targets = torch.randint(1, vocabulary, (rows, target))
+    canvas_lengths = torch.randint(target, canvas + 1, (rows,))
+    target_lengths = torch.randint(1, target + 1, (rows,))
+    behind = torch.arange(target)[None] >= target_lengths[:, None]
+    return log_probabilities, targets.masked_fill(behind, -100), canvas_lengths, target_lengths
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_viterbi_path_is_the_likeliest_of_all_paths(seed):
+    log_probabilities, targets, canvas_lengths, target_lengths = random_case(
+        seed, rows=4, canvas=5, target=3, vocabulary=4
+    )
+    paths, scores = viterbi_path(log_probabilities, targets, canvas_lengths, target_lengths, blank=0)
+    for row in range(4):
+        canvas, target = int(canvas_lengths[row]), targets[row, : target_lengths[row]].tolist()
+        best = max(
+            (sum(float(log_probabilities[row, t, token]) for t, token in enumerate(path)), path)
+            for path in itertools.product(range(4), repeat=canvas)
+            if by_definition(path, 0) == target
+        ) if needed_canvas(targets, target_lengths)[row] <= canvas else (-math.inf, (0,) * canvas)  # fmt: skip
+        assert float(scores[row]) == pytest.approx(best[0])
+        assert paths[row, :canvas].tolist() == list(best[1])
+        assert (paths[row, canvas:] == 0).all()
+
+
+def test_a_target_without_room_has_no_viterbi_path():
+    log_probabilities = torch.zeros(1, 2, 4).log_softmax(dim=-1)
+    path, score = viterbi_path(log_probabilities, torch.tensor([[3, 3]]), torch.tensor([2]), torch.tensor([2]), blank=0)
+    assert path.tolist() == [[0, 0]]
+    assert score.item() == -math.inf
+
+
+def monotone_alignments(canvas: int, target: int):
+    """Every way to give each target token a prediction, without crossing."""
+    return itertools.combinations_with_replacement(range(canvas), target)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 5.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_axe_is_the_cheapest_of_all_monotone_alignments(seed, penalty):
+    log_probabilities, targets, canvas_lengths, target_lengths = random_case(seed, rows=5, canvas=5, target=4)
+    proxies, costs = aligned_target(log_probabilities, targets, canvas_lengths, target_lengths, 0, penalty)
+    for row in range(5):
+        canvas, length, table = int(canvas_lengths[row]), int(target_lengths[row]), -log_probabilities[row]
+        options = []
+        for alignment in monotone_alignments(canvas, length):
+            proxy, cost = [0] * canvas, 0.0
+            for token, position in zip(targets[row, :length].tolist(), alignment, strict=True):
+                if proxy[position] == 0:
+                    proxy[position], cost = token, cost + float(table[position, token])
+                else:
+                    cost += penalty * float(table[position, token])
+            cost += sum(float(table[position, 0]) for position in range(canvas) if proxy[position] == 0)
+            options.append((cost, proxy))
+        best_cost, best_proxy = min(options)
+        assert float(costs[row]) == pytest.approx(best_cost)
+        assert proxies[row, :canvas].tolist() == best_proxy
+        assert (proxies[row, canvas:] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_oaxe_is_the_cheapest_of_all_permutations(seed):
+    pytest.importorskip("scipy", reason="scipy is part of the train extra")
+    log_probabilities, targets, _, lengths = random_case(seed, rows=5, canvas=5, target=5, vocabulary=7)
+    proxies = matched_target(log_probabilities, targets, lengths)
+    for row in range(5):
+        length = int(lengths[row])
+
+        def cost(tokens, row=row):
+            return -sum(float(log_probabilities[row, position, token]) for position, token in enumerate(tokens))
+
+        words = targets[row, :length].tolist()
+        found = proxies[row, :length].tolist()
+        assert sorted(found) == sorted(words)
+        assert cost(found) == pytest.approx(min(cost(order) for order in itertools.permutations(words)))
+        assert (proxies[row, length:] == -100).all()

@@ -146,3 +146,117 @@ def prefix_beam_search(
 def _extend_hash(hashes: Tensor, token: Tensor) -> Tensor:
     """A rolling hash modulo 2⁶⁴ (integer overflow wraps)."""
     return hashes * 6364136223846793005 + (token + 1) * 1442695040888963407
+
+
+def viterbi_path(
+    log_probabilities: Tensor, targets: Tensor, canvas_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> tuple[Tensor, Tensor]:
+    """argmax_a Π_t p(a_t) over the CTC paths a that collapse to the target: rows × canvas, and log p of each path.
+
+    A position may stay at its symbol, go to the next, or skip a blank between two different tokens. A target that does
+    not fit on its canvas has no path: its row is all blank and its log p is −∞. Positions behind the canvas are blank.
+
+    >>> uniform = torch.zeros(1, 3, 9).log_softmax(-1)
+    >>> viterbi_path(uniform, torch.tensor([[7, 7]]), torch.tensor([3]), torch.tensor([2]), blank=0)[0]
+    tensor([[7, 0, 7]])
+    """
+    rows, canvas, _ = log_probabilities.shape
+    device, minus = log_probabilities.device, float("-inf")
+    symbols = torch.full((rows, 2 * targets.shape[1] + 1), blank, device=device)  # blank, y₁, blank, y₂, …, blank
+    symbols[:, 1::2] = targets.clamp_min(0)
+    emitted = log_probabilities.gather(2, symbols[:, None].expand(-1, canvas, -1))  # rows, canvas, symbols
+    may_skip = torch.zeros_like(symbols, dtype=torch.bool)
+    may_skip[:, 2:] = (symbols[:, 2:] != blank) & (symbols[:, 2:] != symbols[:, :-2])
+
+    score = torch.full(symbols.shape, minus, dtype=log_probabilities.dtype, device=device)
+    score[:, :2] = emitted[:, 0, :2]
+    moves = torch.zeros(rows, canvas, symbols.shape[1], dtype=torch.long, device=device)  # how many symbols forward
+    for position in range(1, canvas):
+        one = functional.pad(score, (1, 0), value=minus)[:, :-1]
+        two = functional.pad(score, (2, 0), value=minus)[:, :-2].masked_fill(~may_skip, minus)
+        best, move = torch.stack([score, one, two]).max(dim=0)
+        inside = (position < canvas_lengths)[:, None]
+        score = torch.where(inside, best + emitted[:, position], score)
+        moves[:, position] = torch.where(inside, move, 0)
+
+    last = 2 * target_lengths[:, None]
+    ends = torch.cat(
+        [score.gather(1, last), score.gather(1, last - 1)], dim=1
+    )  # on the last blank, or on the last token
+    total, choice = ends.max(dim=1)
+    place = last[:, 0] - choice
+    path = torch.full((rows, canvas), blank, device=device)
+    for position in range(canvas - 1, -1, -1):
+        inside = position < canvas_lengths
+        path[:, position] = torch.where(inside, symbols.gather(1, place[:, None])[:, 0], path[:, position])
+        place = (place - moves[:, position].gather(1, place[:, None])[:, 0]).clamp_min(0)
+    return path.masked_fill((total == minus)[:, None], blank), total
+
+
+def aligned_target(
+    log_probabilities: Tensor,
+    targets: Tensor,
+    canvas_lengths: Tensor,
+    target_lengths: Tensor,
+    empty: int,
+    skip_penalty: float,
+) -> tuple[Tensor, Tensor]:
+    """AXE's proxy target T: the monotone alignment of predictions and target tokens that costs least.
+
+    A prediction j takes the empty token, or one or more successive target tokens, of which the first becomes T_j:
+
+        −Σ_j log P_j(T_j) − δ·Σ_j Σ_{further tokens m of j} log P_j(y_m)
+
+    (Ghazvininejad et al. 2020; equation 20 of the MPLE paper). With D_j(i) the least cost of the first j predictions
+    and i tokens, and E_j(i) the same if prediction j took token i,
+
+        E_j(i) = min(D_{j−1}(i − 1) − log P_j(y_i), E_j(i − 1) − δ·log P_j(y_i)),
+        D_j(i) = min(D_{j−1}(i) − log P_j(ε), E_j(i)).
+
+    The recursion of E along i is a running minimum of costs minus their cumulative sum, so that only j is a loop.
+
+    Returns:
+        T (rows × canvas, `empty` behind each row's end) and its cost for every row.
+    """
+    rows, canvas, _ = log_probabilities.shape
+    precise = log_probabilities.double()
+    longest = targets.shape[1]
+    costs = -precise.gather(2, targets.clamp_min(0)[:, None].expand(-1, canvas, -1))  # rows, canvas, target
+    empty_costs = -precise[:, :, empty]
+    best = torch.full((rows, longest + 1), float("inf"), dtype=precise.dtype, device=precise.device)
+    best[:, 0] = 0
+    first = torch.zeros(rows, canvas, longest + 1, dtype=torch.long, device=precise.device)
+    takes = torch.zeros(rows, canvas, longest + 1, dtype=torch.bool, device=precise.device)
+    for position in range(canvas):
+        further = (skip_penalty * costs[:, position]).cumsum(dim=1)
+        lowest, start = (best[:, :-1] + costs[:, position] - further).cummin(dim=1)
+        taken = functional.pad(lowest + further, (1, 0), value=float("inf"))
+        skipped = best + empty_costs[:, position, None]
+        takes[:, position] = taken < skipped
+        first[:, position, 1:] = start
+        inside = (position < canvas_lengths)[:, None]
+        best = torch.where(inside, torch.minimum(taken, skipped), best)
+
+    remaining = target_lengths
+    proxy = torch.full((rows, canvas), empty, device=targets.device)
+    for position in range(canvas - 1, -1, -1):
+        took = takes[:, position].gather(1, remaining[:, None])[:, 0] & (position < canvas_lengths)
+        start = first[:, position].gather(1, remaining[:, None])[:, 0]
+        proxy[:, position] = torch.where(took, targets.gather(1, start[:, None])[:, 0], proxy[:, position])
+        remaining = torch.where(took, start, remaining)
+    return proxy, best.gather(1, target_lengths[:, None])[:, 0]
+
+
+def matched_target(log_probabilities: Tensor, targets: Tensor, target_lengths: Tensor) -> Tensor:
+    """OaXE's proxy target: the permutation of the target that costs least, −Σ_j log P_j(T_j) (Du et al. 2021).
+
+    Hungarian matching, row by row; −100 stays at padding. Canvas and target must be of one length.
+    """
+    from scipy.optimize import linear_sum_assignment  # part of the train extra
+
+    proxy = targets.clone()
+    costs = -log_probabilities.gather(2, targets.clamp_min(0)[:, None].expand(-1, log_probabilities.shape[1], -1))
+    for row, length in enumerate(target_lengths.tolist()):
+        positions, tokens = linear_sum_assignment(costs[row, :length, :length].double().cpu().numpy())
+        proxy[row, torch.as_tensor(positions)] = targets[row, torch.as_tensor(tokens)]
+    return proxy
