@@ -9,6 +9,7 @@ from hf_deqnar.alignment import (
     aligned_target,
     collapse,
     ctc_loss,
+    edit_distance,
     matched_target,
     needed_canvas,
     prefix_beam_search,
@@ -192,3 +193,22 @@ def test_oaxe_is_the_cheapest_of_all_permutations(seed):
         assert sorted(found) == sorted(words)
         assert cost(found) == pytest.approx(min(cost(order) for order in itertools.permutations(words)))
         assert (proxies[row, length:] == -100).all()
+
+
+def test_the_edit_distance_is_levenshteins():
+    def by_recursion(first, second):
+        if not first or not second:
+            return len(first) + len(second)
+        return min(
+            by_recursion(first[1:], second) + 1,
+            by_recursion(first, second[1:]) + 1,
+            by_recursion(first[1:], second[1:]) + (first[0] != second[0]),
+        )
+
+    torch.manual_seed(0)
+    first, second = torch.randint(0, 3, (30, 5)), torch.randint(0, 3, (30, 4))
+    lengths = torch.randint(0, 6, (30,)), torch.randint(0, 5, (30,))
+    found = edit_distance(first, second, *lengths)
+    for row in range(30):
+        expected = by_recursion(first[row, : lengths[0][row]].tolist(), second[row, : lengths[1][row]].tolist())
+        assert int(found[row]) == expected

@@ -260,3 +260,21 @@ def matched_target(log_probabilities: Tensor, targets: Tensor, target_lengths: T
         positions, tokens = linear_sum_assignment(costs[row, :length, :length].double().cpu().numpy())
         proxy[row, torch.as_tensor(positions)] = targets[row, torch.as_tensor(tokens)]
     return proxy
+
+
+def edit_distance(first: Tensor, second: Tensor, first_lengths: Tensor, second_lengths: Tensor) -> Tensor:
+    """Levenshtein distance of every row: the least number of insertions, deletions and substitutions.
+
+    D_j(i) = min(D_{j−1}(i) + 1, D_{j−1}(i − 1) + [a_i ≠ b_j], D_j(i − 1) + 1); the last, along i, is a running minimum.
+
+    >>> edit_distance(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 3, 4]]), torch.tensor([3]), torch.tensor([3]))
+    tensor([2])
+    """
+    steps = torch.arange(first.shape[1] + 1, device=first.device)
+    distance = steps.expand(len(first), -1)
+    for position in range(second.shape[1]):
+        substituted = distance[:, :-1] + (first != second[:, position, None])
+        best = torch.cat([distance[:, :1] + 1, torch.minimum(distance[:, 1:] + 1, substituted)], dim=1)
+        best = (best - steps).cummin(dim=1).values + steps
+        distance = torch.where((position < second_lengths)[:, None], best, distance)
+    return distance.gather(1, first_lengths[:, None])[:, 0]
