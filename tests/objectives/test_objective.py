@@ -1,0 +1,159 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from hf_deqnar.objectives.inputs import INPUTS
+from hf_deqnar.objectives.objective import check_objective, parse_objective
+from hf_deqnar.objectives.targets import TARGETS, choose_candidates
+
+from ..conftest import PAD, REFINEMENTS, padded, random_sentences, small_model
+
+MASK, BLANK = 4, 5
+FOR_PREDICTED_LENGTHS = [*INPUTS, "ce", "raw", "distilled", "axe", "oaxe", "axe+glat", "oaxe+cmlm", "ce+glat"]
+FOR_CTC = ["ctc", "ctc+glat", "ctc+cmlm", "distilled+ctc+glat_levenshtein", "glat_reference+ctc", "ctc+glat_difficulty"]
+
+
+def batch(count: int = 4) -> dict[str, torch.Tensor]:
+    tokens = padded(random_sentences(count, shortest=4))
+    return {"input_ids": tokens, "labels": tokens.masked_fill(tokens == PAD, -100)}
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+@pytest.mark.parametrize("name", FOR_PREDICTED_LENGTHS + FOR_CTC)
+def test_every_objective_learns(name, refinement):
+    length = "ctc" if "ctc" in name.split("+") else "predict"
+    model = small_model(refinement=refinement, length=length, dropout=0.0).train()
+    objective = parse_objective(name)
+    check_objective(objective, model.config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(12):
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(0)
+        terms = objective(model, batch(), progress=step / 12, generator=generator)
+        terms["loss"].backward()
+        optimizer.step()
+        losses.append(terms["nat"].item())
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[-1] < losses[0]
+
+
+def test_the_plain_objective_is_the_models_own_loss():
+    for length, name in (("predict", "ce"), ("ctc", "ctc")):
+        model = small_model(length=length, latent="vae")
+        with torch.no_grad():
+            torch.testing.assert_close(parse_objective(name)(model, batch())["loss"], model(**batch()).loss)
+
+
+def test_revealed_tokens_stand_on_the_canvas_and_not_in_the_loss(monkeypatch):
+    model, seen = small_model(), {}
+    original = model.model.bind
+    monkeypatch.setattr(
+        model.model, "bind", lambda canvas, *rest: seen.update(canvas=canvas) or original(canvas, *rest)
+    )
+    data = batch()
+    with torch.no_grad():
+        terms = parse_objective("cmlm")(model, data, generator=torch.Generator().manual_seed(3))
+        canvas = seen["canvas"]
+        labels, hidden = data["labels"], canvas == MASK
+        assert torch.equal(canvas[~hidden & (labels >= 0)], labels[~hidden & (labels >= 0)])
+        assert 0 < hidden.sum() < (labels >= 0).sum()
+        logits = model(input_ids=data["input_ids"], decoder_input_ids=canvas).logits
+        expected = functional.cross_entropy(logits[hidden], labels[hidden])
+    torch.testing.assert_close(terms["nat"], expected.to(terms["nat"].dtype), rtol=1e-4, atol=1e-5)
+
+
+def test_ctc_glancing_reveals_parts_of_a_path_of_the_target(monkeypatch):
+    model, canvases = small_model(length="ctc"), []
+    original = model.model.bind
+    monkeypatch.setattr(model.model, "bind", lambda canvas, *rest: canvases.append(canvas) or original(canvas, *rest))
+    data = batch()
+    with torch.no_grad():
+        parse_objective("ctc+glat")(model, data)
+    first, second = canvases
+    assert (first[first != PAD] == MASK).all()
+    shown = (second != MASK) & (second != PAD)
+    assert shown.any()
+    for row in range(4):
+        words = set(data["labels"][row].tolist()) | {BLANK}
+        assert set(second[row][shown[row]].tolist()) <= words
+
+
+def test_label_smoothing_is_torchs():
+    model, data = small_model(), batch()
+    with torch.no_grad():
+        smoothed = parse_objective("ce", label_smoothing=0.1)(model, data)["nat"]
+        logits = model(**data).logits
+        expected = functional.cross_entropy(logits.float().flatten(0, 1), data["labels"].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(smoothed, expected)
+    with pytest.raises(ValueError, match="label_smoothing=0.1 has no meaning for CTC"):
+        parse_objective("ctc", label_smoothing=0.1)(small_model(length="ctc"), data)
+
+
+@pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
+def test_dynamics_terms_are_added_with_their_weights(refinement):
+    model, data = small_model(refinement=refinement), batch()
+    weights = {"correction": 0.5, "initial": 0.3, "jacobian": 0.2}
+    torch.manual_seed(0)
+    terms = parse_objective("glat", **weights)(model, data, generator=torch.Generator().manual_seed(1))
+    total = terms["nat"] + model.config.length_loss_factor * terms["length"]
+    total = total + sum(weight * terms[name] for name, weight in weights.items())
+    torch.testing.assert_close(terms["loss"], total)
+    for name in weights:
+        assert terms[name] > 0
+        model.zero_grad()
+        terms[name].backward(retain_graph=True)
+        assert model.model.transition.layers[0].feed_forward.expand.weight.grad.abs().sum() > 0
+    assert 1 <= terms["nfe"] <= model.config.max_nfe
+    assert 0 <= terms["converged"] <= 1
+
+
+def test_a_random_budget_is_drawn_anew():
+    model, generator = small_model(tol=1e-30, max_nfe=6), torch.Generator().manual_seed(0)
+    objective = parse_objective("ce", random_nfe=True)
+    with torch.no_grad():
+        drawn = {int(objective(model, batch(), generator=generator)["nfe"]) for _ in range(40)}
+    assert drawn == {1, 2, 3, 4, 5, 6}
+
+
+def test_order_agnostic_training_starts_with_the_plain_order():
+    log_probabilities = torch.randn(2, 3, 9).log_softmax(dim=-1)
+    labels, lengths = torch.tensor([[6, 7, 8], [8, 7, 6]]), torch.tensor([3, 3])
+    assert torch.equal(TARGETS["oaxe"](labels, lengths, log_probabilities, 0, 0.2), labels)
+    later = TARGETS["oaxe"](labels, lengths, log_probabilities, 0, 0.9)
+    assert torch.equal(later.sort(dim=1).values, labels.sort(dim=1).values)
+
+
+def test_dynamic_distillation_chooses_by_loss_and_distortion():
+    torch.manual_seed(0)
+    losses, similarity, gamma = torch.rand(20, 3) * 5, torch.rand(20, 3, 3), torch.tensor([0.7, 1.3, 2.3])
+    chosen = choose_candidates(losses, similarity, gamma, beta=0.8)
+    for row in range(20):
+        scores = [
+            float(losses[row, j]) - 0.8 * sum(float(gamma[i] * similarity[row, i, j]) for i in range(3))
+            for j in range(3)
+        ]
+        assert int(chosen[row]) == scores.index(min(scores))
+    assert len(set(chosen.tolist())) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ctc+glatt", "'glatt' is unknown. Choose among targets: raw"),
+        ("glat+cmlm", "glat and cmlm are both inputs; keep one"),
+        ("axe+ctc", "CTC aligns by itself, so axe has no place"),
+    ],
+)
+def test_an_impossible_objective_is_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        parse_objective(name)
+
+
+def test_an_objective_must_fit_the_models_lengths():
+    with pytest.raises(ValueError, match="'ctc.glat' needs config.length = 'ctc'.*use 'ce.glat' or train a CTC model"):
+        check_objective(parse_objective("ctc+glat"), small_model().config)
+    with pytest.raises(ValueError, match="'glat' needs config.length = 'predict', but this is a CTC model"):
+        check_objective(parse_objective("glat"), small_model(length="ctc").config)
