@@ -39,8 +39,7 @@ def test_tensors_by_default_and_figures_on_request(refinement, length):
         assert len(figure) == 5
     assert out.token_scores.shape == out.sequences.shape
     assert (out.residual is None) == (refinement == "stacked")
-    never = {MASK} if length == "predict" else {MASK, BLANK}
-    assert not never & set(plain.flatten().tolist())
+    assert not {MASK, BLANK} & set(plain.flatten().tolist())
 
 
 def test_a_length_predicting_model_reads_the_arg_max_of_its_equilibrium():
@@ -48,12 +47,25 @@ def test_a_length_predicting_model_reads_the_arg_max_of_its_equilibrium():
     with torch.no_grad():
         logits = model(input_ids=tokens).logits
         out = model.generate(input_ids=tokens, return_dict_in_generate=True)
-    logits[..., [PAD, MASK, BLANK, 0]] = float("-inf")
+    logits[..., [PAD, MASK, 0]] = float("-inf")
     for row, length in enumerate(out.canvas_lengths.tolist()):
-        assert out.sequences[row, :length].tolist() == logits[row, :length].argmax(dim=-1).tolist()
-        expected = logits[row, :length].log_softmax(dim=-1).amax(dim=-1)
-        torch.testing.assert_close(out.token_scores[row, :length].double(), expected, rtol=1e-4, atol=1e-5)
+        expected, tokens = logits[row, :length].log_softmax(dim=-1).max(dim=-1)
+        text = tokens[tokens != BLANK]
+        assert out.sequences[row, : len(text)].tolist() == text.tolist()
+        scores = out.token_scores[row, : len(text)].double()
+        torch.testing.assert_close(scores, expected[tokens != BLANK], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(out.sequences_scores[row].double(), expected.mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_empty_tokens_are_not_part_of_the_text():
+    model, tokens = small_model(), padded(random_sentences(2, shortest=5))
+    usual = model.generate(input_ids=tokens)
+    model.lm_head.weight.data[BLANK] = 1.5 * model.lm_head.weight.data[usual[0, 0]]  # now the blank is said instead
+    out = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
+    assert BLANK not in out.sequences
+    words = (out.sequences != PAD).sum(dim=1)
+    assert (words < out.canvas_lengths).any()
+    assert [len(drafts[-1].tokens) for drafts in out.trajectory] == words.tolist()
 
 
 def test_length_beams_pick_the_canvas_with_the_best_mean_log_probability():
@@ -107,7 +119,7 @@ def test_refinement_passes_follow_mask_predict_step_by_step(length):
         with torch.no_grad():
             step = model(input_ids=tokens, decoder_input_ids=torch.tensor([canvas]))
         logits = step.logits[0].clone()
-        logits[:, [PAD, MASK, 0] + ([BLANK] if length == "predict" else [])] = float("-inf")
+        logits[:, [PAD, MASK, 0]] = float("-inf")
         best = logits.log_softmax(dim=-1).max(dim=-1)
         for position in range(size):
             if canvas[position] == MASK:
@@ -115,7 +127,7 @@ def test_refinement_passes_follow_mask_predict_step_by_step(length):
         nfe += int(step.nfe)
     assert int(out.nfe) == nfe
     if length == "predict":
-        assert out.sequences[0].tolist() == chosen
+        assert out.sequences[0].tolist() == [token for token in chosen if token != BLANK]
     else:
         merged = [token for index, token in enumerate(chosen) if index == 0 or token != chosen[index - 1]]
         assert out.sequences[0].tolist() == [token for token in merged if token != BLANK]

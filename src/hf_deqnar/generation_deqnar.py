@@ -199,9 +199,9 @@ class DraftReader:
     """Watches a solve: reads tokens after every evaluation, to stream them, keep them, or stop rows that are stable."""
 
     def __init__(
-        self, read: Any, blank: int | None, candidates: Candidates, options: DeqNarGenerationConfig, streamer: Any
+        self, read: Any, config: Any, candidates: Candidates, options: DeqNarGenerationConfig, streamer: Any
     ) -> None:
-        self.read, self.blank = read, blank
+        self.read, self.blank, self.collapses = read, config.blank_token_id, config.length == "ctc"
         self.patience, self.streamer = options.stop_on_stable_tokens, streamer
         self.lengths = candidates.mask.sum(dim=1)
         self.tokens = torch.full_like(candidates.canvas, -1)
@@ -223,9 +223,9 @@ class DraftReader:
         return None if self.patience is None else self.stable[rows] >= self.patience
 
     def text(self, tokens: Tensor) -> Tensor:
-        """One row as a reader would see it: a CTC path is collapsed."""
-        if self.blank is None:
-            return tokens
+        """One row as a reader would see it: a CTC path is collapsed, and blanks are gone."""
+        if not self.collapses:
+            return tokens[tokens != self.blank]
         return collapse(tokens[None], torch.tensor([len(tokens)], device=tokens.device), self.blank, self.blank)[0][0]
 
     def restart(self) -> None:
@@ -341,8 +341,7 @@ class DeqNarGenerationMixin:
         )
         watching = settings.stop_on_stable_tokens is not None or settings.output_trajectory
         watching = watching or hasattr(streamer, "put_draft")
-        blank = self.config.blank_token_id if self.config.length == "ctc" else None
-        reader = DraftReader(self._read_draft, blank, candidates, settings, streamer) if watching else None
+        reader = DraftReader(self._read_draft, self.config, candidates, settings, streamer) if watching else None
         for number in range(settings.refinement_passes):
             if reader is not None:
                 reader.restart()
@@ -369,8 +368,6 @@ class DeqNarGenerationMixin:
         """Logits without the tokens that are never part of a text."""
         logits = self.lm_head(features).float()
         never = {self.config.pad_token_id, self.config.mask_token_id, self.config.bos_token_id}
-        if self.config.length != "ctc":
-            never.add(self.config.blank_token_id)
         logits[..., [token for token in never if token is not None]] = float("-inf")
         return logits
 
@@ -403,11 +400,10 @@ class DeqNarGenerationMixin:
             scores = (scores / counts.clamp_min(1)).flatten()
             texts = texts.flatten(0, 1)[:, : settings.max_length]
             return texts, scores, None, every.repeat_interleave(settings.ctc_beam_size)
-        kept = candidates.mask
-        if self.config.length == "ctc":
-            kept = starts_of_runs(candidates.tokens, lengths) & (candidates.tokens != self.config.blank_token_id)
-        elif settings.deduplicate:
-            kept = starts_of_runs(candidates.tokens, lengths)
+        # Without CTC a blank is the empty token that a model trained with AXE puts where it has nothing to say.
+        kept = candidates.mask & (candidates.tokens != self.config.blank_token_id)
+        if self.config.length == "ctc" or settings.deduplicate:
+            kept = kept & starts_of_runs(candidates.tokens, lengths)
         texts, _ = pack(candidates.tokens, kept, padding)
         token_scores, _ = pack(candidates.scores, kept, 0.0)
         scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
