@@ -1,0 +1,1 @@
+"""Trainers and what they need: batches of a token budget."""

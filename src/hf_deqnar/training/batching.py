@@ -1,0 +1,89 @@
+"""Batches with a budget of tokens, of sentences of similar length."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+
+class TokenBudgetSampler:
+    """Yields lists of example numbers whose padded size stays within a budget of tokens.
+
+    An epoch depends on the seed and the epoch's number alone: examples are shuffled, sorted by length (so that the
+    shuffle decides among equals), cut into batches, and the batches are shuffled. A process of several takes every n-th
+    example of each batch, so that together they see exactly what one process would, in the same steps.
+
+    Args:
+        lengths: tokens of every example; for a pair, the longer side.
+        max_tokens: most rows × longest of a batch, over all processes.
+        processes, process: how many share a batch, and which of them this is.
+        shuffle: off for evaluation: batches from the longest to the shortest.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        max_tokens: int,
+        *,
+        seed: int = 0,
+        processes: int = 1,
+        process: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        if not 0 <= process < processes:
+            raise ValueError(f"process {process} is not one of {processes}; they are numbered from 0.")
+        if len(lengths) < processes:
+            raise ValueError(f"{len(lengths)} examples cannot be shared by {processes} processes.")
+        longest = max(lengths)
+        if longest * processes > max_tokens:
+            raise ValueError(
+                f"An example of {longest} tokens does not fit into max_tokens={max_tokens}"
+                + (f" shared by {processes} processes" if processes > 1 else "")
+                + "; raise the budget or drop long examples."
+            )
+        self.lengths, self.max_tokens, self.seed = torch.as_tensor(lengths), max_tokens, seed
+        self.processes, self.process, self.shuffle = processes, process, shuffle
+        self.epoch = 0
+        self._batches: tuple[int, list[list[int]]] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the shuffle; called by whoever counts epochs."""
+        self.epoch = epoch
+
+    def batches(self) -> list[list[int]]:
+        """The epoch's batches as one process would see them."""
+        if self._batches is None or self._batches[0] != self.epoch:
+            self._batches = (self.epoch, self._make_batches())
+        return self._batches[1]
+
+    def _make_batches(self) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        count = len(self.lengths)
+        order = torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
+        order = order[self.lengths[order].argsort(descending=True, stable=True)]
+        batches: list[list[int]] = []
+        rows = 0
+        for example, length in zip(order.tolist(), self.lengths[order].tolist(), strict=True):
+            if not batches or (len(batches[-1]) + 1) * rows > self.max_tokens:  # the first of a batch is its longest
+                batches.append([])
+                rows = length
+            batches[-1].append(example)
+        batches = self._share(batches)
+        if self.shuffle:
+            batches = [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
+        return batches
+
+    def _share(self, batches: list[list[int]]) -> list[list[int]]:
+        """Every process must get something of every batch: a last one that is too small joins the one before it."""
+        if len(batches[-1]) < self.processes:
+            last = batches.pop()
+            moved = batches[-1][-(self.processes - len(last)) :]
+            batches[-1] = batches[-1][: len(batches[-1]) - len(moved)]
+            batches.append(moved + last)
+        return batches
+
+    def __len__(self) -> int:
+        return len(self.batches())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.batches():
+            yield batch[self.process :: self.processes]
