@@ -62,3 +62,40 @@ def test_unequal_files_are_counted(tmp_path):
     (tmp_path / "corpus.de").write_text("a\nb\n")
     with pytest.raises(ValueError, match=r"corpus.en has 3 lines but .*corpus.de has 2; aligned files"):
         read_parallel(tmp_path / "corpus", "en", "de")
+
+
+def test_parquet_files(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow comes with the train extra")
+    from pyarrow import parquet
+
+    columns = {"en": [pair.source for pair in PAIRS], "de": [pair.references[0] for pair in PAIRS]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert read_parallel(tmp_path / "a.parquet", "en", "de") == PAIRS
+    with pytest.raises(ValueError, match="no column fr; there are en, de"):
+        read_parallel(tmp_path / "a.parquet", "en", "fr")
+    (tmp_path / "b.parquet").write_text("nonsense")
+    with pytest.raises(ValueError, match=r"b.parquet is not a Parquet file"):
+        read_parallel(tmp_path / "b.parquet", "en", "de")
+
+
+def test_data_sets_by_name(tmp_path, monkeypatch):
+    pytest.importorskip("datasets", reason="datasets is part of the train extra")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    lines = (json.dumps({"translation": {"en": pair.source, "de": pair.references[0]}}) for pair in PAIRS)
+    (folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert read_parallel(f"datasets:{folder},,train", "en", "de") == PAIRS
+    with pytest.raises(ValueError, match="should be datasets:name,configuration,split"):
+        read_parallel(f"datasets:{folder}", "en", "de")
+
+
+def test_a_fairseq_folder(tmp_path):
+    folder = tmp_path / "iwslt14.tokenized.de-en"
+    folder.mkdir()
+    for part in ("train", "valid", "test"):
+        (folder / f"{part}.en").write_text("\n".join(pair.source for pair in PAIRS) + "\n", encoding="utf-8")
+        (folder / f"{part}.de").write_text("\n".join(pair.references[0] for pair in PAIRS) + "\n", encoding="utf-8")
+    assert read_parallel(folder / "valid", "en", "de") == PAIRS
+    with pytest.raises(ValueError, match="is a folder; name what in it is to be read, such as .*train"):
+        read_parallel(folder, "de", "en")

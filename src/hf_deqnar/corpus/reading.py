@@ -1,4 +1,8 @@
-"""Reading parallel text in the forms people have it: JSONL, TSV, CSV (each also gzipped) and aligned text files."""
+"""Reading parallel text in the forms people have it.
+
+JSONL, TSV and CSV (each also gzipped), Parquet, two aligned text files (fairseq's data folders are made of those), and
+everything that the `datasets` library loads.
+"""
 
 import csv
 import gzip
@@ -17,23 +21,34 @@ class Pair:
 
 
 def read_parallel(path: str | Path, source: str, target: str) -> list[Pair]:
-    """All pairs of a file whose columns are named by language, such as `en` and `de`.
+    """All pairs of a corpus whose columns are named by language, such as `en` and `de`.
 
-    The ending decides the format: `.jsonl`, `.tsv` or `.csv`, with or without `.gz`. A path without a file behind it is
-    the common beginning of two aligned text files: `corpus` stands for `corpus.en` and `corpus.de`.
+    Args:
+        path: what it is decides how it is read. A file ending in `.jsonl`, `.tsv`, `.csv` (or those + `.gz`) or
+            `.parquet`; the common beginning of two aligned text files, `corpus` for `corpus.en` and `corpus.de`, or
+            `iwslt14.tokenized.de-en/train`; or `datasets:name,configuration,split`, of which the configuration may be
+            empty.
+        source, target: the columns. A column `translation` that holds both, as many data sets have, is looked into.
     """
-    path = Path(path)
-    formats = {".jsonl": _read_jsonl, ".tsv": _read_tsv, ".csv": _read_csv}
-    ending = [suffix for suffix in path.suffixes if suffix != ".gz"][-1:]
-    if path.is_file() and ending and ending[0] in formats:
-        pairs = list(formats[ending[0]](path, source, target))
-    elif path.is_file():
-        raise ValueError(f"{path}: unknown kind of file; its name should end in {', '.join(formats)}, or those + .gz.")
+    if str(path).startswith("datasets:"):
+        pairs = list(_read_dataset(str(path), source, target))
     else:
-        pairs = _read_aligned(path, source, target)
+        pairs = _read_file(Path(path), source, target)
     if not pairs:
         raise ValueError(f"{path} holds no sentence pairs.")
     return pairs
+
+
+def _read_file(path: Path, source: str, target: str) -> list[Pair]:
+    formats = {".jsonl": _read_jsonl, ".tsv": _read_tsv, ".csv": _read_csv, ".parquet": _read_parquet}
+    ending = [suffix for suffix in path.suffixes if suffix != ".gz"][-1:]
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name what in it is to be read, such as {path / 'train'}.")
+    if not path.is_file():
+        return _read_aligned(path, source, target)
+    if not ending or ending[0] not in formats:
+        raise ValueError(f"{path}: unknown kind of file; its name should end in {', '.join(formats)}, or those + .gz.")
+    return list(formats[ending[0]](path, source, target))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -78,7 +93,33 @@ def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str,
         yield _pair(dict(zip(names, cells, strict=True)), source, target, path, number)
 
 
-def _pair(record: dict, source: str, target: str, path: Path, number: int) -> Pair:
+def _read_parquet(path: Path, source: str, target: str) -> Iterator[Pair]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError as error:
+        raise ImportError("Parquet files need pyarrow: pip install 'hf_deqnar[train]'.") from error
+    try:
+        records = parquet.read_table(path).to_pylist()
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}") from error
+    for number, record in enumerate(records, start=1):
+        yield _pair(record, source, target, path, number)
+
+
+def _read_dataset(name: str, source: str, target: str) -> Iterator[Pair]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ImportError("Data sets by name need datasets: pip install 'hf_deqnar[train]'.") from error
+    parts = name.removeprefix("datasets:").split(",")
+    if len(parts) != 3:
+        raise ValueError(f"'{name}' should be datasets:name,configuration,split; the configuration may be empty.")
+    for number, record in enumerate(load_dataset(parts[0], parts[1] or None, split=parts[2]), start=1):
+        yield _pair(record, source, target, name, number)
+
+
+def _pair(record: dict, source: str, target: str, path: Path | str, number: int) -> Pair:
+    record = record["translation"] if isinstance(record.get("translation"), dict) else record
     for column in (source, target):
         if column not in record:
             raise ValueError(f"{path}, line {number}: no column {column}; there are {', '.join(map(str, record))}.")
