@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
@@ -25,6 +24,7 @@ from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from .implicit_gradient import GradientOptions, equilibrium
 from .landscape import held_weights, rescale_weights, rescaling_of
 from .layers_deqnar import DecoderLayer, Encoder, Record, additive_mask, sinusoidal_positions
+from .transition_deqnar import TRANSITIONS, BoundTransition, Context
 
 if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
     from .pipeline_deqnar import DeqNarTranslationPipeline  # noqa: F401
@@ -76,151 +76,6 @@ class DeqNarSeq2SeqLMOutput(ModelOutput):
     encoder_last_hidden_state: Tensor | None = None
     encoder_hidden_states: tuple[Tensor, ...] | None = None
     encoder_attentions: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class Context:
-    """All that f(z) depends on besides z and the weights; fixed for the length of a solve."""
-
-    injection: Tensor  # rows, canvas, width: u
-    canvas_mask: Tensor | None  # rows, 1, 1, canvas; additive
-    memory: list[tuple[Tensor, Tensor]]  # keys and values of every layer: rows, heads, source, features
-    memory_mask: Tensor | None  # rows, 1, 1, source; additive
-    source_lengths: Tensor  # rows
-    kept: list[Tensor] | None  # held dropout of every layer: rows, branch, canvas, width; scaled to keep the mean
-    embedding: Tensor  # vocabulary, width
-    scale: float  # what a token's embedding is multiplied by on its way in
-
-    def select(self, rows: Tensor) -> "Context":
-        """Only these rows, and only as much of the source as they need."""
-        source_lengths = self.source_lengths[rows]
-        source = int(source_lengths.max())
-        return replace(
-            self,
-            injection=self.injection[rows],
-            canvas_mask=None if self.canvas_mask is None else self.canvas_mask[rows],
-            memory=[(key[rows, :, :source], value[rows, :, :source]) for key, value in self.memory],
-            memory_mask=None if self.memory_mask is None else self.memory_mask[rows, :, :, :source],
-            source_lengths=source_lengths,
-            kept=None if self.kept is None else [kept[rows] for kept in self.kept],
-        )
-
-    def trim(self, positions: int) -> "Context":
-        """Only the first positions of the canvas."""
-        return replace(
-            self,
-            injection=self.injection[:, :positions],
-            canvas_mask=None if self.canvas_mask is None else self.canvas_mask[..., :positions],
-            kept=None if self.kept is None else [kept[:, :, :positions] for kept in self.kept],
-        )
-
-
-class Transition(nn.Module):
-    """f(z) = F(z + u, x). What follows the decoder layers F is what tells the kinds of refinement apart."""
-
-    def __init__(self, config: DeqNarConfig, layers: int) -> None:
-        super().__init__()
-        self.dropout = config.dropout
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(layers))
-        # Without it the state of a pre-norm layer is a sum that grows with every evaluation.
-        self.final_norm = nn.LayerNorm(config.d_model) if config.layer_norm == "pre" else nn.Identity()
-
-    def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
-        """F(z + u, x): rows × canvas × width."""
-        hidden = state + context.injection
-        weights = (None, None) if record is None else (record.self_attentions, record.cross_attentions)
-        for index, layer in enumerate(self.layers):
-            if record is not None:
-                record.hidden_states.append(hidden)
-            kept = None if context.kept is None else context.kept[index]
-            masks = (context.canvas_mask, context.memory_mask)
-            hidden = layer(hidden, *context.memory[index], *masks, kept, *weights)
-        hidden = self.final_norm(hidden)
-        if record is not None:
-            record.hidden_states.append(hidden)
-        return hidden
-
-    def next_state(self, features: Tensor, context: Context) -> Tensor:
-        """What becomes of the features: here, they are the state."""
-        return features
-
-    def forward(self, state: Tensor, context: Context) -> Tensor:
-        """f(z)."""
-        return self.next_state(self.features(state, context), context)
-
-    def hold_dropout(self, injection: Tensor) -> list[Tensor] | None:
-        """Draw the masks of one solve; f has a fixed point only if they stay the same in every evaluation."""
-        if not self.training or self.dropout == 0:
-            return None
-        rows, canvas, width = injection.shape
-        keep = 1 - self.dropout
-        return [
-            injection.new_empty(rows, 3, canvas, width).bernoulli_(keep).div_(keep) for _ in range(len(self.layers))
-        ]
-
-
-class ImplicitTransition(Transition):
-    """f = F: the state is what the decoder layers compute. Also the whole decoder of a `stacked` model."""
-
-
-class ExplicitTransition(Transition):
-    """f = E[emb] ∘ softmax ∘ F: the state is the expected embedding of the predicted token. DEQNAR equation 2."""
-
-    def next_state(self, features: Tensor, context: Context) -> Tensor:
-        return predict(features, context).softmax(dim=-1) @ context.embedding * context.scale
-
-
-class MixedTransition(Transition):
-    """f = σ(F, emb ∘ argmax ∘ softmax ∘ F): features fused with the predicted token. DEQNAR section 3.3.
-
-    The fusion σ is residual, so that the state stays readable as features: σ(h, e) = norm(h + MLP(h, e)).
-    """
-
-    def __init__(self, config: DeqNarConfig, layers: int) -> None:
-        super().__init__(config, layers)
-        self.fusion = nn.Sequential(
-            nn.Linear(2 * config.d_model, config.d_model),
-            ACT2FN[config.activation_function],
-            nn.Linear(config.d_model, config.d_model),
-        )
-        self.fusion_norm = nn.LayerNorm(config.d_model)
-
-    def next_state(self, features: Tensor, context: Context) -> Tensor:
-        with torch.no_grad():
-            tokens = predict(features, context).argmax(dim=-1)
-        embedded = functional.embedding(tokens, context.embedding) * context.scale
-        fused = self.fusion(torch.cat([features, embedded], dim=-1))
-        return self.fusion_norm(features + fused)
-
-
-TRANSITIONS: dict[str, type[Transition]] = {
-    "stacked": ImplicitTransition,
-    "implicit": ImplicitTransition,
-    "explicit": ExplicitTransition,
-    "mixed": MixedTransition,
-}
-
-
-def predict(features: Tensor, context: Context) -> Tensor:
-    """Logits through the tied embedding: rows × canvas × vocabulary."""
-    return functional.linear(features, context.embedding)
-
-
-@dataclass
-class BoundTransition:
-    """f(z) for one batch, in the form `solve` wants: a function of the state that can be narrowed."""
-
-    transition: Transition
-    context: Context
-
-    def __call__(self, state: Tensor) -> Tensor:
-        return self.transition(state, self.context)
-
-    def select(self, rows: Tensor) -> "BoundTransition":
-        return replace(self, context=self.context.select(rows))
-
-    def trim(self, positions: int) -> "BoundTransition":
-        return replace(self, context=self.context.trim(positions))
 
 
 class LengthHead(nn.Module):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..configuration_deqnar import DeqNarConfig
 from ..fixed_point import SOLVERS, measure_residual, solve
-from ..modeling_deqnar import BoundTransition, DeqNarForConditionalGeneration
+from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..transition_deqnar import BoundTransition
 from .common import interleaved_seconds, machine, markdown_table
 
 THEIR_NAMES = {"picard": "fixed_point_iter", "anderson": "anderson", "broyden": "broyden"}

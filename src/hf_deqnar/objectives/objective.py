@@ -14,7 +14,8 @@ from torch import Tensor
 from ..alignment import viterbi_path
 from ..configuration_deqnar import DeqNarConfig
 from ..landscape import RandomState, initial_condition_loss, jacobian_penalty, random_budget
-from ..modeling_deqnar import BoundTransition, DeqNarForConditionalGeneration
+from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..transition_deqnar import BoundTransition
 from .inputs import INPUTS, Prediction, ProxyInput, masked, needs_prediction
 from .likelihood import LIKELIHOODS, Likelihood
 from .targets import TARGETS, ProxyTarget, reference
