@@ -157,3 +157,39 @@ def test_an_objective_must_fit_the_models_lengths():
         check_objective(parse_objective("ctc+glat"), small_model().config)
     with pytest.raises(ValueError, match="'glat' needs config.length = 'predict', but this is a CTC model"):
         check_objective(parse_objective("glat"), small_model(length="ctc").config)
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+def test_dynamic_distillation_trains_on_the_candidate_it_chose(length):
+    """Against the rule written out with one forward pass per sentence and candidate."""
+    model = small_model(length=length, length_loss_factor=0.0)
+    torch.manual_seed(0)
+    sentences = random_sentences(12, shortest=3, longest=6, seed=5)
+    rows = padded(sentences, padding=-100)
+    candidates = rows.reshape(4, 3, -1)
+    data = {"input_ids": padded(random_sentences(4, shortest=4)), "candidates": candidates, "labels": candidates[:, 0]}
+    data["similarity"] = torch.rand(4, 3, 3)
+    name = "dynamic_kd+ctc" if length == "ctc" else "dynamic_kd+glat"
+    objective = parse_objective(name, gamma=(1.0, 2.0, 3.0), beta=2.0)
+    chosen = []
+    for row in range(4):
+        scores = []
+        for j in range(3):
+            words = candidates[row, j][candidates[row, j] >= 0][None]
+            with torch.no_grad():
+                out = model(input_ids=data["input_ids"][row : row + 1], labels=words)
+            loss = float(out.loss) * words.shape[1]
+            gamma = (1.0, 2.0, 3.0)
+            scores.append(loss - 2.0 * sum(gamma[i] * float(data["similarity"][row, i, j]) for i in range(3)))
+        chosen.append(scores.index(min(scores)))
+    with torch.no_grad():
+        labels = objective._choose(
+            model,
+            data,
+            model.model.encode(data["input_ids"], data["input_ids"] != PAD),
+            data["input_ids"] != PAD,
+        )
+    assert [candidates[row, j].tolist() for row, j in enumerate(chosen)] == labels.tolist()
+    objective(model, data)["loss"].backward()
+    with pytest.raises(ValueError, match="3 candidates per sentence but gamma has 2"):
+        parse_objective("dynamic_kd", gamma=(1.0, 1.0))(small_model(), data)

@@ -37,9 +37,9 @@ def connectionist(
 LIKELIHOODS: dict[str, Likelihood] = {"ce": cross_entropy, "ctc": connectionist}
 
 
-def sentence_losses(logits: Tensor, labels: Tensor, canvas_lengths: Tensor, blank: int, likelihood: str) -> Tensor:
+def sentence_losses(logits: Tensor, labels: Tensor, canvas_lengths: Tensor, blank: int, ctc: bool) -> Tensor:
     """−log P(T | X) of every row, without smoothing: what candidates are compared by."""
-    if likelihood == "ctc":
+    if ctc:
         lengths = (labels >= 0).sum(dim=1)
         loss, fits = ctc_loss(logits, labels, canvas_lengths, lengths, blank)
         return torch.where(fits, loss, float("inf"))

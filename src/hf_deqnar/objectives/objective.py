@@ -17,8 +17,8 @@ from ..landscape import RandomState, initial_condition_loss, jacobian_penalty, r
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..transition_deqnar import BoundTransition
 from .inputs import INPUTS, Prediction, ProxyInput, masked, needs_prediction
-from .likelihood import LIKELIHOODS, Likelihood
-from .targets import TARGETS, ProxyTarget, reference
+from .likelihood import LIKELIHOODS, Likelihood, sentence_losses
+from .targets import TARGETS, ProxyTarget, choose_candidates, dynamically_distilled, reference
 
 
 @dataclass
@@ -30,6 +30,8 @@ class Objective:
         initial: weight of the distance between the first evaluation and the equilibrium.
         jacobian: weight of the Jacobian penalty.
         random_nfe: solve with a random number of evaluations, 1 to the model's `max_nfe`.
+        gamma, beta: of Dynamic KD; one γ per candidate. The defaults are those of the paper for teachers of the sizes
+            tiny, small, base and big, and the raw target.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Objective:
     initial: float = 0.0
     jacobian: float = 0.0
     random_nfe: bool = False
+    gamma: tuple[float, ...] = (0.7, 0.6, 1.3, 1.5, 2.3)
+    beta: float = 0.2
 
     def __call__(
         self,
@@ -52,10 +56,12 @@ class Objective:
         """The loss to minimise, and every term of it for the log."""
         core, config = model.model, model.config
         source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
+        memory = core.encode(batch["input_ids"], source_mask)
         labels = batch["labels"]
+        if self.target is dynamically_distilled:
+            labels = self._choose(model, batch, memory, source_mask)
         label_mask = core.check_labels(labels)
         lengths = label_mask.sum(dim=1)
-        memory = core.encode(batch["input_ids"], source_mask)
         seen, latent_kl = memory, None
         if core.latent_head is not None:
             seen, latent_kl = core.latent_head(memory, source_mask, core.embed(labels.clamp_min(0)), label_mask)
@@ -106,9 +112,40 @@ class Objective:
             terms["converged"] = found.converged.double().mean()
         return {"loss": loss, **terms}
 
+    @torch.no_grad()
+    def _choose(
+        self, model: DeqNarForConditionalGeneration, batch: dict[str, Tensor], memory: Tensor, source_mask: Tensor
+    ) -> Tensor:
+        """The candidate of every row that is easy to say and near the others.
+
+        The batch holds `candidates` (rows × candidates × length, −100 at padding) and `similarity`, the sentence BLEU
+        of every two of them.
+        """
+        core, config = model.model, model.config
+        candidates = batch["candidates"]
+        if candidates.shape[1] != len(self.gamma):
+            raise ValueError(
+                f"There are {candidates.shape[1]} candidates per sentence but gamma has {len(self.gamma)} weights; "
+                "give one for each."
+            )
+        seen = memory
+        if core.latent_head is not None:
+            seen, _ = core.latent_head(memory, source_mask, None, None)
+        losses, unseen = [], None
+        for labels in candidates.unbind(dim=1):
+            core.check_labels(labels)
+            lengths = core.canvas_lengths(source_mask, labels, None)
+            if unseen is None or config.length == "predict":  # a CTC canvas is the same for all
+                canvas = core.masked_canvas(lengths, labels.shape[1] if config.length == "predict" else None)
+                unseen = unseen_log_probabilities(model, canvas, core.check_canvas(canvas, None), seen, source_mask)
+            losses.append(sentence_losses(unseen, labels, lengths, config.blank_token_id, config.length == "ctc"))
+        gamma = torch.tensor(self.gamma, device=candidates.device)
+        chosen = choose_candidates(torch.stack(losses, dim=1), batch["similarity"], gamma, self.beta)
+        return candidates[torch.arange(len(candidates), device=chosen.device), chosen]
+
     def _looks_first(self, config: DeqNarConfig) -> bool:
         """Whether the model is asked what it says unseen, before anything is chosen or revealed."""
-        if needs_prediction(self.input) or self.target is not reference:
+        if needs_prediction(self.input) or self.target not in (reference, dynamically_distilled):
             return True
         return config.length == "ctc" and self.input is not masked  # without it a target has no place on the canvas
 

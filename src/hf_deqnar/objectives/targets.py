@@ -56,9 +56,21 @@ def order_agnostic(
     return labels if progress < start else matched_target(log_probabilities, labels, lengths)
 
 
+def dynamically_distilled(
+    labels: Tensor,
+    lengths: Tensor,
+    log_probabilities: Tensor | None = None,
+    empty: int = 0,
+    progress: float = 0.0,
+) -> Tensor:
+    """Dynamic KD: T is one of several candidates, chosen by `choose_candidates` before anything else is done."""
+    return labels
+
+
 TARGETS: dict[str, ProxyTarget] = {
     "raw": reference,
     "distilled": reference,
+    "dynamic_kd": dynamically_distilled,
     "axe": aligned,
     "oaxe": order_agnostic,
 }
