@@ -6,10 +6,19 @@ from fractions import Fraction
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel, TextStreamer
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TextStreamer,
+)
 from transformers.generation.streamers import TextDiffusionStreamer
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarGenerateOutput, DeqNarGenerationConfig
+from hf_deqnar.corpus.tokenizer import train_tokenizer
 from hf_deqnar.generation_deqnar import Candidates, TerminalStreamer, mask_weakest
 
 from .conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
@@ -198,16 +207,22 @@ def test_a_row_stops_when_its_tokens_are_stable():
     assert (twice.nfe >= stopped.nfe + 3).all()  # each pass earns its own stability
 
 
+@pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_the_trajectory_ends_in_the_answer(length):
-    model, tokens = small_model(length=length), padded(random_sentences(4))
-    out = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_the_trajectory_ends_in_the_answer(refinement, length, passes):
+    model = small_model(refinement=refinement, length=length, max_nfe=60)
+    tokens = padded(random_sentences(4))
+    options = {"return_dict_in_generate": True, "output_trajectory": True, "refinement_passes": passes}
+    out = model.generate(input_ids=tokens, **options)
     for row in range(4):
         assert len(out.trajectory[row]) == int(out.nfe[row])
+        if out.converged is not None and not out.converged[row]:
+            continue  # the answer is the best iterate, not the last
         answer = [token for token in out.sequences[row].tolist() if token != PAD]
         assert out.trajectory[row][-1].tokens.tolist() == answer
-        residuals = [draft.residual for draft in out.trajectory[row]]
-        assert residuals[-1] == pytest.approx(float(out.residual[row]))
+        if refinement not in ("stacked", "explicit"):
+            assert out.trajectory[row][-1].residual == pytest.approx(float(out.residual[row]))
 
 
 def test_max_length_bounds_the_text():
@@ -253,6 +268,8 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
         ({"num_return_sequences": 3}, "num_return_sequences=3 is more than length_beams=1"),
         ({"ctc_beam_size": 4}, "ctc_beam_size=4 needs config.length='ctc'"),
         ({"length_beams": 100}, "length_beams=100, but only 16 lengths exist"),
+        ({"deduplicate": "false"}, "deduplicate must be True or False, not 'false'"),
+        ({"tol": "small"}, "tol must be unset or above 0, not 'small'"),
         ({"stop_on_stable_tokens": 0}, "stop_on_stable_tokens must be unset or a whole number of at least 1"),
     ],
 )
@@ -275,6 +292,68 @@ def test_a_reranker_with_another_vocabulary_is_refused():
     model, tokens = small_model(torch.float32), padded(random_sentences(2))
     with pytest.raises(ValueError, match="The reranker has 60 tokens but the model has 50"):
         model.generate(input_ids=tokens, reranker=reranker(vocabulary=60))
+
+
+def test_a_real_trainer_evaluates_by_generating(tmp_path):
+    """Texts as long as max_length, several batches: the trainer pads, and fills in defaults after each batch."""
+    pytest.importorskip("accelerate", reason="accelerate is part of the train extra")
+    model = small_model(torch.float32)
+    model.generation_config.update(max_length=30, length_beams=2)
+    before = model.generation_config.to_dict()
+    sentences = random_sentences(6, shortest=25, longest=35)
+    examples = [{"input_ids": sentence, "labels": sentence} for sentence in sentences]
+
+    def collate(batch):
+        tokens = padded([example["input_ids"] for example in batch])
+        labels = tokens.masked_fill(tokens == PAD, -100)
+        return {"input_ids": tokens, "attention_mask": (tokens != PAD).long(), "labels": labels}
+
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), predict_with_generate=True, per_device_eval_batch_size=2, use_cpu=True, report_to=[]
+    )
+    tokenizer = train_tokenizer(["a"], vocab_size=262)  # only its padding token is asked for
+    trainer = Seq2SeqTrainer(model, arguments, data_collator=collate, processing_class=tokenizer)
+    predicted = trainer.predict(examples)
+    assert predicted.predictions.shape[0] == 6
+    assert model.generation_config.to_dict() == before
+    for row, sentence in enumerate(sentences):
+        alone = model.generate(input_ids=torch.tensor([sentence]))[0].tolist()
+        assert predicted.predictions[row, : len(alone)].tolist() == alone
+
+
+def test_a_plain_generation_config_is_taken_or_refused_by_name():
+    model, tokens = small_model(), padded(random_sentences(2))
+    assert model.generate(input_ids=tokens, generation_config=GenerationConfig(max_length=3)).shape[1] <= 3
+    with pytest.raises(ValueError, match="num_beams is not an option of generate"):
+        model.generate(input_ids=tokens, generation_config=GenerationConfig(num_beams=3))
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+def test_an_answer_of_nothing_is_still_a_row(length):
+    model, tokens = small_model(torch.float32, length=length), padded(random_sentences(2))
+    says = torch.nn.functional.one_hot(torch.tensor(BLANK), VOCABULARY).float()
+    model.lm_head.forward = lambda hidden: says.expand(*hidden.shape[:2], VOCABULARY).clone()
+    out = model.generate(input_ids=tokens, return_dict_in_generate=True)
+    assert out.sequences.tolist() == [[PAD], [PAD]]
+    assert out.token_scores.shape == (2, 1)
+    assert model.generate(input_ids=tokens, reranker=reranker()).tolist() == [[PAD], [PAD]]
+
+
+def test_nbest_lists_hold_no_text_twice_before_all_others():
+    model = small_model(length="ctc")
+    options = {"ctc_beam_size": 6, "num_return_sequences": 6, "max_length": 2, "return_dict_in_generate": True}
+    out = model.generate(input_ids=padded(random_sentences(1, shortest=5)), **options)
+    texts = [tuple(text) for text in out.sequences.tolist()]
+    distinct = len(set(texts))
+    assert len(set(texts[:distinct])) == distinct
+    assert out.sequences_scores[:distinct].isfinite().all()
+    assert (out.sequences_scores[distinct:] == float("-inf")).all()
+
+
+def test_a_text_too_long_for_the_reranker_is_refused():
+    model, tokens = small_model(torch.float32), padded(random_sentences(1, shortest=70, longest=70))
+    with pytest.raises(ValueError, match="too long for the reranker, which takes 64"):
+        model.generate(input_ids=tokens, length_beams=2, reranker=reranker())
 
 
 def test_what_the_trainer_passes_is_accepted():

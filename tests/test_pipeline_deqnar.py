@@ -130,8 +130,37 @@ def test_a_reranker_of_another_vocabulary_is_refused_even_if_it_is_as_large(save
     other = tmp_path / "other"
     reranker(len(tokenizer)).save_pretrained(other)
     train_tokenizer(["zzz yyy xxx" * 9, "Etwas anderes."] * 9, vocab_size=len(tokenizer)).save_pretrained(other)
-    with pytest.raises(ValueError, match="The vocabulary of .*other.* is not the model's.*there; both must be trained"):
+    refusal = "The vocabulary of .*other.* is not the model's.*there; both must be trained"
+    with pytest.raises(ValueError, match=refusal):
         translate(ENGLISH[0], length_beams=2, reranker=str(other))
+    translate.model.generation_config.update(length_beams=2, reranker=str(other))
+    with pytest.raises(ValueError, match=refusal):
+        translate(ENGLISH[0])
+
+
+def test_the_options_of_the_older_pipeline(saved):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    assert translate("word " * 2000, truncation=True)[0]["translation_text"]
+    (answer,) = translate(ENGLISH[0], return_tensors=True)
+    text = translate.tokenizer.decode(answer["translation_token_ids"], skip_special_tokens=True).strip()
+    assert translate(ENGLISH[0]) == [{"translation_text": text}]
+    with pytest.raises(ValueError, match="not valid Unicode"):
+        translate("half of an emoji: \ud83d")
+
+
+def test_empty_texts_have_as_many_translations_as_others(saved):
+    translate = pipeline("translation", model=str(saved["predict"]))
+    translate.model.generation_config.update(length_beams=3, num_return_sequences=3)
+    for size in (1, 2):
+        assert [len(result) for result in translate(["", ENGLISH[0]], batch_size=size)] == [3, 3]
+
+
+def test_a_model_that_is_told_in_words_what_to_do_gets_its_prefix(tokenizer):
+    model = reranker(len(tokenizer))
+    model.config.prefix = "translate English to German: "
+    translate = pipeline("translation", model=model, tokenizer=tokenizer)
+    expected = tokenizer("translate English to German: A man.", return_tensors="pt")["input_ids"]
+    assert torch.equal(translate.preprocess("A man.")["input_ids"], expected)
 
 
 def test_languages_reach_a_multilingual_tokenizer(tokenizer):

@@ -59,7 +59,7 @@ def pack(values: Tensor, kept: Tensor, padding: float) -> tuple[Tensor, Tensor]:
     """Move what is kept to the front of each row, in order: rows × longest, and how much was kept."""
     counts = kept.sum(dim=1)
     order = (~kept).to(torch.int8).argsort(dim=1, stable=True)
-    longest = int(counts.max()) if len(counts) else 0
+    longest = max(1, int(counts.max()))  # a row of nothing is still a row
     packed = values.gather(1, order)[:, :longest]
     behind = torch.arange(longest, device=values.device)[None] >= counts[:, None]
     return packed.masked_fill(behind, padding), counts

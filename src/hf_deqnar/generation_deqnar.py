@@ -8,7 +8,7 @@ import copy
 import difflib
 import sys
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TextIO
 
 import torch
@@ -63,6 +63,9 @@ class DeqNarGenerationConfig(GenerationConfig):
             setattr(self, option.name, kwargs.pop(option.name, option.default))
         for name in TOKENS:
             setattr(self, name, kwargs.pop(name, None))
+        self.max_new_tokens = None  # Seq2SeqTrainer reads it; our texts are bounded by max_length
+        if kwargs.get("max_new_tokens", 0) is None:
+            del kwargs["max_new_tokens"]
         self._from_model_config = kwargs.pop("_from_model_config", None)
         self.transformers_version = kwargs.pop("transformers_version", None)
         kwargs.pop("_commit_hash", None)
@@ -79,7 +82,10 @@ class DeqNarGenerationConfig(GenerationConfig):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be unset or a whole number of at least 1, not {value!r}.")
-        if self.tol is not None and not self.tol > 0:
+        for name in ("deduplicate", "return_dict_in_generate", "output_trajectory"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        if self.tol is not None and not (isinstance(self.tol, (int, float)) and self.tol > 0):
             raise ValueError(f"tol must be unset or above 0, not {self.tol!r}.")
 
     @classmethod
@@ -99,11 +105,16 @@ class DeqNarGenerationConfig(GenerationConfig):
         finally:
             self.reranker = kept
 
-    def update(self, **kwargs) -> dict[str, Any]:
-        """Set options; what is not one is returned, as transformers expects."""
+    def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs) -> dict[str, Any]:
+        """Set options; what is not one is returned, as transformers expects.
+
+        With `defaults_only` what has a value keeps it; custom entries are never taken.
+        """
         known = {*(option.name for option in fields(Options)), *TOKENS}
         for name in known & kwargs.keys():
-            setattr(self, name, kwargs.pop(name))
+            value = kwargs.pop(name)
+            if not defaults_only or getattr(self, name) is None:
+                setattr(self, name, value)
         self.validate()
         return kwargs
 
@@ -201,7 +212,12 @@ class DraftReader:
     def __init__(
         self, read: Any, config: Any, candidates: Candidates, options: DeqNarGenerationConfig, streamer: Any
     ) -> None:
-        self.read, self.blank, self.collapses = read, config.blank_token_id, config.length == "ctc"
+        self.read, self.candidates = read, candidates
+        self.blank, self.mask_token, self.collapses = (
+            config.blank_token_id,
+            config.mask_token_id,
+            config.length == "ctc",
+        )
         self.patience, self.streamer = options.stop_on_stable_tokens, streamer
         self.lengths = candidates.mask.sum(dim=1)
         self.tokens = torch.full_like(candidates.canvas, -1)
@@ -210,6 +226,9 @@ class DraftReader:
 
     def __call__(self, rows: Tensor, value: Tensor, residual: Tensor | None) -> Tensor | None:
         tokens = self.read(value)
+        width = tokens.shape[1]
+        known = self.candidates.canvas[rows, :width] != self.mask_token
+        tokens = torch.where(known, self.candidates.tokens[rows, :width], tokens)
         inside = torch.arange(tokens.shape[1], device=tokens.device)[None] < self.lengths[rows, None]
         same = ((tokens == self.tokens[rows, : tokens.shape[1]]) | ~inside).all(dim=1)
         self.tokens[rows, : tokens.shape[1]] = tokens
@@ -226,7 +245,9 @@ class DraftReader:
         """One row as a reader would see it: a CTC path is collapsed, and blanks are gone."""
         if not self.collapses:
             return tokens[tokens != self.blank]
-        return collapse(tokens[None], torch.tensor([len(tokens)], device=tokens.device), self.blank, self.blank)[0][0]
+        length = torch.tensor([len(tokens)], device=tokens.device)
+        text, count = collapse(tokens[None], length, self.blank, self.blank)
+        return text[0, : int(count)]
 
     def restart(self) -> None:
         """A new pass begins: nothing has been stable in it yet."""
@@ -260,6 +281,8 @@ class DeqNarGenerationMixin:
             options: any option of `DeqNarGenerationConfig`, for this call.
         """
         settings = copy.copy(self.generation_config if generation_config is None else generation_config)
+        if not isinstance(settings, DeqNarGenerationConfig):  # a plain one may ask for things that do not exist here
+            settings = DeqNarGenerationConfig.from_dict(settings.to_diff_dict())
         refuse_unknown(settings.update(**options))
         self._check_options(settings)
         source_mask = self.model.check_source(input_ids, attention_mask, None)
@@ -272,6 +295,7 @@ class DeqNarGenerationMixin:
         texts, scores, token_scores, candidate = self._read_texts(candidates, settings)
         if settings.reranker is not None:
             scores = self._rerank(settings.reranker, input_ids, source_mask, texts, candidates.sentence[candidate])
+        scores = demote_repeated(scores, texts, candidates.sentence[candidate])
         chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
         sequences = trim_padding(texts[chosen], self.config.pad_token_id)
         if streamer is not None:
@@ -341,7 +365,7 @@ class DeqNarGenerationMixin:
         )
         watching = settings.stop_on_stable_tokens is not None or settings.output_trajectory
         watching = watching or hasattr(streamer, "put_draft")
-        reader = DraftReader(self._read_draft, self.config, candidates, settings, streamer) if watching else None
+        reader = DraftReader(None, self.config, candidates, settings, streamer) if watching else None
         for number in range(settings.refinement_passes):
             if reader is not None:
                 reader.restart()
@@ -350,9 +374,14 @@ class DeqNarGenerationMixin:
                     candidates, number, settings.refinement_passes, self.config.mask_token_id
                 )
             bound = self.model.bind(candidates.canvas, mask, seen, source_mask, projected)
+            if reader is not None:
+                reader.read = partial(self._read_draft, bound)
             found = self.model.refine(
                 bound, mask, max_nfe=settings.max_nfe, tol=settings.tol, solver=settings.solver, observe=reader
             )
+            if reader is not None and self.config.refinement == "explicit" and int(found.nfe.max()) > 1:
+                # The evaluation that gives the features comes after the solve, which the reader has watched.
+                reader(torch.arange(len(sentence), device=sentence.device), found.value, found.residual)
             self._update(candidates, found, keep_all=settings.ctc_beam_size > 1)
         return candidates, None if reader is None else reader.drafts
 
@@ -371,8 +400,10 @@ class DeqNarGenerationMixin:
         logits[..., [token for token in never if token is not None]] = float("-inf")
         return logits
 
-    def _read_draft(self, value: Tensor) -> Tensor:
-        return self._logits(value).argmax(dim=-1)
+    def _read_draft(self, bound: Any, value: Tensor) -> Tensor:
+        """Tokens from the last evaluation; an explicit model's state is not what they are read from."""
+        features = bound.context.latest["features"] if self.config.refinement == "explicit" else value
+        return self._logits(features).argmax(dim=-1)
 
     def _update(self, candidates: Candidates, found: Any, keep_all: bool) -> None:
         """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
@@ -418,6 +449,12 @@ class DeqNarGenerationMixin:
         labels, real = texts, texts != padding
         if isinstance(end, int):  # the reranker also judges where a text ends
             labels, real = with_end(texts, real, end)
+        longest = getattr(reranker.config, "max_position_embeddings", None)
+        width = max(input_ids.shape[1], labels.shape[1])
+        if longest is not None and width > longest:
+            raise ValueError(
+                f"A text of {width} tokens is too long for the reranker, which takes {longest}; split the text."
+            )
         start = reranker.config.decoder_start_token_id
         decoder_input_ids = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
         outputs = reranker(
@@ -462,6 +499,14 @@ def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: i
     count = candidates.mask.sum(dim=1) * (passes - number) // passes
     rank = candidates.scores.masked_fill(~candidates.mask, float("inf")).argsort(dim=1).argsort(dim=1)
     return torch.where(rank < count[:, None], mask_token, candidates.tokens).where(candidates.mask, candidates.canvas)
+
+
+def demote_repeated(scores: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
+    """A text that stands before in its sentence's list goes to the end: lengths are clamped, texts may be cut."""
+    sentences = int(sentence.max()) + 1
+    grouped = texts.reshape(sentences, -1, texts.shape[1])
+    same = (grouped[:, :, None] == grouped[:, None]).all(dim=-1)  # sentences, texts, texts
+    return scores.masked_fill(same.tril(diagonal=-1).any(dim=2).flatten(), float("-inf"))
 
 
 def best_per_sentence(scores: Tensor, sentence: Tensor, count: int) -> Tensor:

@@ -199,14 +199,14 @@ class DeqNarPreTrainedModel(PreTrainedModel):
 
 
 def _one_evaluation(
-    initial: Tensor, features: Tensor, residual: Tensor | None, converged: Tensor | None, options: dict
+    initial: Tensor, value: Tensor, residual: Tensor | None, converged: Tensor | None, options: dict
 ) -> FixedPoint:
     """What a decoder that is evaluated once found, told in the words of a solve."""
     rows = torch.arange(initial.shape[0], device=initial.device)
-    trajectory = [Step(rows, features.detach(), residual)] if options["keep_trajectory"] else None
+    trajectory = [Step(rows, value.detach(), residual)] if options["keep_trajectory"] else None
     if options["observe"] is not None:
-        options["observe"](rows, features.detach(), residual)
-    return FixedPoint(initial, features, residual, torch.ones_like(rows), converged, trajectory)
+        options["observe"](rows, value.detach(), residual)
+    return FixedPoint(initial, value, residual, torch.ones_like(rows), converged, trajectory)
 
 
 class DeqNarModel(DeqNarPreTrainedModel):
@@ -341,8 +341,9 @@ class DeqNarModel(DeqNarPreTrainedModel):
             return replace(found, value=transition.features(found.value, context), nfe=found.nfe + 1)
         features = transition.features(initial, context)
         with torch.no_grad():
-            residual = measure_residual(initial, transition.next_state(features, context), canvas_mask)
-        return _one_evaluation(initial, features, residual, residual < options["tol"], options)
+            value = transition.next_state(features, context)
+            residual = measure_residual(initial, value, canvas_mask)
+        return replace(_one_evaluation(initial, value, residual, residual < options["tol"], options), value=features)
 
     @can_return_tuple
     def forward(

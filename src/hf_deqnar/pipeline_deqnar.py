@@ -39,6 +39,8 @@ class DeqNarTranslationPipeline(Pipeline):
         src_lang: str | None = None,
         tgt_lang: str | None = None,
         return_figures: bool | None = None,
+        return_tensors: bool | None = None,
+        truncation: bool | str | None = None,
         clean_up_tokenization_spaces: bool | None = None,
         **generate_options: Any,
     ) -> tuple[dict, dict, dict]:
@@ -47,13 +49,19 @@ class DeqNarTranslationPipeline(Pipeline):
         Args:
             src_lang, tgt_lang: for multilingual models; also taken from task names such as `translation_en_to_de`.
             return_figures: add `nfe`, `residual`, `converged` and `score` to every translation.
+            return_tensors: return `translation_token_ids` instead of `translation_text`.
+            truncation: cut a text that is too long instead of refusing it.
         """
         named = TASK_WITH_LANGUAGES.fullmatch(self.task or "")
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         if named is not None:
             languages = {"src_lang": src_lang or named["source"], "tgt_lang": tgt_lang or named["target"]}
         preprocessing = {name: language for name, language in languages.items() if language is not None}
+        if truncation is not None:
+            preprocessing["truncation"] = truncation
         postprocessing = {}
+        if return_tensors is not None:
+            postprocessing["return_tensors"] = return_tensors
         if clean_up_tokenization_spaces is not None:
             postprocessing["clean_up_tokenization_spaces"] = clean_up_tokenization_spaces
         if return_figures is not None:
@@ -72,18 +80,25 @@ class DeqNarTranslationPipeline(Pipeline):
         return results
 
     def preprocess(
-        self, text: str, src_lang: str | None = None, tgt_lang: str | None = None
+        self,
+        text: str,
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        truncation: bool | str = False,
     ) -> dict[str, GenericTensor]:
         if not isinstance(text, str):
             raise ValueError(f"Only text can be translated, but an input is of type {type(text).__name__}.")
         text = clean_text(text)
         empty = not text
         text = text or "."  # a row needs something in it; what comes out is dropped
+        if self.model.config.model_type != "deqnar":
+            text = (self.prefix or "") + text  # T5 and its kin are told what to do in words
+        cut = {"truncation": truncation, "max_length": longest_source(self.model.config)} if truncation else {}
         multilingual = getattr(self.tokenizer, "_build_translation_inputs", None)
         if multilingual is not None and src_lang is not None and tgt_lang is not None:
-            encoded = multilingual(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang)
+            encoded = multilingual(text, return_tensors="pt", src_lang=src_lang, tgt_lang=tgt_lang, **cut)
         else:
-            encoded = self.tokenizer(text, return_tensors="pt")
+            encoded = self.tokenizer(text, return_tensors="pt", **cut)
         encoded = {name: value for name, value in encoded.items() if name != "token_type_ids"}
         check_length(encoded["input_ids"].shape[1], self.model.config)
         return BatchEncoding({**encoded, "is_empty": torch.tensor([[empty]])})
@@ -95,13 +110,14 @@ class DeqNarTranslationPipeline(Pipeline):
             raise ValueError(f"return_figures needs a deqnar model, not {self.model.config.model_type}.")
         forced = {name: model_inputs.pop(name) for name in ("forced_bos_token_id",) if name in model_inputs}
         settings = self._prepare_generate_kwargs(options) if not ours else {**self._generate_kwargs, **options}
-        if isinstance(settings.get("reranker"), str):
-            check_same_tokens(self.tokenizer, load_tokenizer(settings["reranker"]), settings["reranker"])
+        if ours:
+            check_named_reranker(self.tokenizer, settings.get("reranker", self.model.generation_config.reranker))
         if ours and return_figures:
             settings["return_dict_in_generate"] = True
         rows = empty.shape[0]
         if empty.all():
-            nothing = torch.full((rows, settings.get("num_return_sequences", 1), 1), self.tokenizer.pad_token_id)
+            several = settings.get("num_return_sequences", self.model.generation_config.num_return_sequences)
+            nothing = torch.full((rows, several or 1, 1), self.tokenizer.pad_token_id)
             return {"sequences": nothing, "is_empty": empty}
         result = self.model.generate(**model_inputs, **forced, **settings)
         sequences = result if isinstance(result, torch.Tensor) else result.sequences
@@ -112,7 +128,11 @@ class DeqNarTranslationPipeline(Pipeline):
                     output[name] = getattr(result, name).reshape(rows, -1)
         return output
 
-    def postprocess(self, output: dict, clean_up_tokenization_spaces: bool = False) -> list[dict[str, Any]]:
+    def postprocess(
+        self, output: dict, return_tensors: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> list[dict[str, Any]]:
+        if return_tensors:
+            return [{"translation_token_ids": tokens} for tokens in output["sequences"][0]]
         if bool(output["is_empty"][0]):
             return [{"translation_text": ""} for _ in output["sequences"][0]]
         records = []
@@ -137,8 +157,16 @@ def load_tokenizer(name: str) -> Any:
         raise ValueError(f"{name} has no tokenizer to compare with the model's; save it there.") from error
 
 
+def check_named_reranker(tokenizer: Any, reranker: Any) -> None:
+    """A reranker given by name has a tokenizer; it must be the model's."""
+    if isinstance(reranker, str):
+        check_same_tokens(tokenizer, load_tokenizer(reranker), reranker)
+
+
 def clean_text(text: str) -> str:
     """Control characters become spaces (a tokenizer has never seen them), and the ends are trimmed."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("A text is not valid Unicode: it holds half of a character, or bytes that are not UTF-8.")
     return "".join(" " if ord(character) < 32 or ord(character) == 127 else character for character in text).strip()
 
 

@@ -1,6 +1,6 @@
 """Transition functions f(z) = F(z + u, x): what is applied until the sentence stops changing."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ class Context:
     kept: list[Tensor] | None  # held dropout of every layer: rows, branch, canvas, width; scaled to keep the mean
     embedding: Tensor  # vocabulary, width
     scale: float  # what a token's embedding is multiplied by on its way in
+    latest: dict[str, Tensor] = field(default_factory=dict)  # shared by all that is narrowed from here
 
     def select(self, rows: Tensor) -> "Context":
         """Only these rows, and only as much of the source as they need."""
@@ -97,7 +98,16 @@ class ImplicitTransition(Transition):
 
 
 class ExplicitTransition(Transition):
-    """f = E[emb] ∘ softmax ∘ F: the state is the expected embedding of the predicted token. DEQNAR equation 2."""
+    """f = E[emb] ∘ softmax ∘ F: the state is the expected embedding of the predicted token. DEQNAR equation 2.
+
+    Tokens are read from F, which the state no longer shows: the latest features are kept for those who watch.
+    """
+
+    def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
+        features = super().features(state, context, record)
+        if not torch.is_grad_enabled():
+            context.latest["features"] = features
+        return features
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
         return predict(features, context).softmax(dim=-1) @ context.embedding * context.scale

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 
@@ -56,6 +57,29 @@ def test_one_bad_line_never_loses_the_others(run, saved, expected, tmp_path):
     assert f"{file}, line 4: A text of" in messages[1]
     assert "too long" in messages[1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_line_that_only_its_reranker_cannot_read_does_not_lose_the_others(run, saved, tokenizer, tmp_path):
+    """The model takes 128 tokens, the reranker 64."""
+    reranker(len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lines = [ENGLISH[0], "z" * 80, ENGLISH[1]]
+    options = ["--length-beams", "2", "--reranker", tmp_path]
+    done = run("translate", "--model", saved["predict"], *options, stdin="\n".join(lines).encode())
+    assert done.returncode == 1
+    assert "stdin, line 2: A text of" in done.stderr
+    assert "too long for the reranker" in done.stderr
+    answers = done.stdout.split("\n")
+    assert answers[1] == ""
+    assert len(answers) == 4
+
+
+def test_an_argument_that_is_no_text_does_not_lose_the_others(saved, expected):
+    command = [sys.executable, "-m", "hf_deqnar.cli.main", "translate", "--model", str(saved["ctc"])]
+    done = subprocess.run([*command, b"caf\xe9", ENGLISH[0].encode()], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"argument, line 1: A text is not valid Unicode" in done.stderr
+    assert done.stdout.decode().split("\n")[:2] == ["", expected[0]]
 
 
 def test_json_lines_carry_the_figures(run, saved, expected):
@@ -134,6 +158,9 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
     teacher = tmp_path / "teacher"
     reranker(len(tokenizer)).save_pretrained(teacher)
     tokenizer.save_pretrained(teacher)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(saved["predict"], damaged)
+    (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:1000])
     model = ["--model", saved["predict"]]
     for arguments, message in [
         (["hello"], "No model is named"),
@@ -149,6 +176,9 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
         ([*model, "--ctc-beam-size", "3", "hello"], "ctc_beam_size=3 needs config.length='ctc'"),
         ([*model, "--length-beams", "2", "--reranker", other, "hello"], "The reranker has"),
         ([*model, "--device", "nonsense", "hello"], "nonsense"),
+        ([*model, "--device", "cuda:7", "hello"], "Device 'cuda:7' cannot be used"),
+        ([*model, "--watch", "--nbest", "2", "hello"], "--watch shows one translation"),
+        (["--model", damaged, "hello"], "are damaged"),
     ]:
         done = run("translate", *arguments)
         assert done.returncode == 1, (arguments, done.stdout, done.stderr)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -31,13 +33,17 @@ def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, P
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(f"{name} has no tokenizer that can be loaded; save it there with save_pretrained.") from error
-    model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
+    except SafetensorError as error:
+        raise ValueError(f"The weights of {name} are damaged: {error}") from error
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens but the model only {model.config.vocab_size}; "
             "they do not belong together."
         )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return (model if device is None else model.to(device)), tokenizer
-    except RuntimeError as error:
+        return model.to(device), tokenizer
+    except (RuntimeError, AssertionError) as error:
         raise ValueError(f"Device '{device}' cannot be used: {str(error).splitlines()[0]}") from error

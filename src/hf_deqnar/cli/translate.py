@@ -63,6 +63,9 @@ class Line:
 
 
 def run(options: argparse.Namespace) -> int:
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")
+    if options.watch and options.nbest > 1:
+        raise ValueError("--watch shows one translation; leave out --nbest or --watch.")
     if options.model is None:
         raise ValueError("No model is named; give a directory or hub id with --model.")
     if options.batch_size < 1:
@@ -75,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     pipeline = DeqNarTranslationPipeline(model=model, tokenizer=tokenizer, task="translation", device=model.device)
     settings = generate_settings(options, model.config)
     where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"
+    pipeline(".", **settings)  # options that do not fit are told once, before any line is read
     failures = 0
     total = None
     if options.input is not None:
@@ -162,10 +166,9 @@ def translate_lines(
                 pipeline.preprocess(line.text)
             except ValueError as error:
                 line.problem = str(error)
-    good = [line.text for line in lines if line.problem is None]
     if options.watch:
         settings = {**settings, "streamer": TerminalStreamer(pipeline.tokenizer)}
-    records = iter(pipeline(good, batch_size=len(good), **settings) if good else [])
+    records = iter(translate_good(pipeline, [line for line in lines if line.problem is None], settings))
     for line in lines:
         if line.problem is not None:
             print(f"hf-deqnar translate: {where}, line {line.number}: {line.problem}", file=sys.stderr)
@@ -174,6 +177,18 @@ def translate_lines(
         record = next(records)
         show(line, record if isinstance(record, list) else [record], options)
     return sum(line.problem is not None for line in lines)
+
+
+def translate_good(pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict) -> list[list[dict]]:
+    """Translate lines together, or one by one if something in one of them cannot be done; those get a problem."""
+    texts = [line.text for line in lines]
+    try:
+        return pipeline(texts, batch_size=len(texts), **settings) if texts else []
+    except ValueError as error:
+        if len(lines) == 1:
+            lines[0].problem = str(error)
+            return []
+        return [record for line in lines for record in translate_good(pipeline, [line], settings)]
 
 
 def show(line: Line, translations: list[dict], options: argparse.Namespace) -> None:

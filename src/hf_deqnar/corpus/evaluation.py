@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..pipeline_deqnar import clean_text, longest_source
+from ..pipeline_deqnar import check_named_reranker, clean_text, longest_source
 from .reading import Pair
 
 
@@ -27,7 +27,12 @@ def translate_sentences(
 ) -> Translations:
     """Translate with `generate`, in batches of similar length; the results are in the given order."""
     ours = model.config.model_type == "deqnar"
+    if batch_size < 1:
+        raise ValueError(f"The batch size must be at least 1, not {batch_size}.")
+    if options.get("num_return_sequences", 1) != 1:
+        raise ValueError("num_return_sequences must be 1: a system is scored by one translation per sentence.")
     if ours:
+        check_named_reranker(tokenizer, options.get("reranker", model.generation_config.reranker))
         options = {**options, "return_dict_in_generate": True}
     order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
     texts, nfe, converged = [""] * len(sentences), [0] * len(sentences), [True] * len(sentences)

@@ -7,6 +7,7 @@ everything that the `datasets` library loads.
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,16 @@ def _read_file(path: Path, source: str, target: str) -> list[Pair]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines; decoded one by one, so that an error names its line."""
+    number = 0
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                yield number, raw.rstrip(b"\r\n").decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not valid UTF-8 at byte {error.start + 1}.") from error
+        try:
+            for number, raw in enumerate(file, start=1):
+                try:
+                    yield number, raw.rstrip(b"\r\n").decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{path}, line {number}: not valid UTF-8 at byte {error.start + 1}.") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is damaged after line {number}: {error}") from error
 
 
 def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:
@@ -124,6 +129,8 @@ def _pair(record: dict, source: str, target: str, path: Path | str, number: int)
         if column not in record:
             raise ValueError(f"{path}, line {number}: no column {column}; there are {', '.join(map(str, record))}.")
     references = record[target] if isinstance(record[target], list) else [record[target]]
+    if not references or not all(isinstance(text, str) for text in (record[source], *references)):
+        raise ValueError(f"{path}, line {number}: {source} and {target} must be text, and there must be some.")
     return Pair(record[source], references)
 
 
