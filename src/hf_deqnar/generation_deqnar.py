@@ -7,6 +7,7 @@ are solved together, each is read as text and scored, and the best of every sent
 import copy
 import difflib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from typing import Any, TextIO
@@ -209,15 +210,10 @@ class Candidates:
 class DraftReader:
     """Watches a solve: reads tokens after every evaluation, to stream them, keep them, or stop rows that are stable."""
 
-    def __init__(
-        self, read: Any, config: Any, candidates: Candidates, options: DeqNarGenerationConfig, streamer: Any
-    ) -> None:
-        self.read, self.candidates = read, candidates
-        self.blank, self.mask_token, self.collapses = (
-            config.blank_token_id,
-            config.mask_token_id,
-            config.length == "ctc",
-        )
+    def __init__(self, config: Any, candidates: Candidates, options: DeqNarGenerationConfig, streamer: Any) -> None:
+        self.candidates = candidates
+        self.blank, self.mask_token = config.blank_token_id, config.mask_token_id
+        self.collapses = config.length == "ctc"
         self.patience, self.streamer = options.stop_on_stable_tokens, streamer
         self.lengths = candidates.mask.sum(dim=1)
         self.tokens = torch.full_like(candidates.canvas, -1)
@@ -229,9 +225,9 @@ class DraftReader:
         width = tokens.shape[1]
         known = self.candidates.canvas[rows, :width] != self.mask_token
         tokens = torch.where(known, self.candidates.tokens[rows, :width], tokens)
-        inside = torch.arange(tokens.shape[1], device=tokens.device)[None] < self.lengths[rows, None]
-        same = ((tokens == self.tokens[rows, : tokens.shape[1]]) | ~inside).all(dim=1)
-        self.tokens[rows, : tokens.shape[1]] = tokens
+        inside = torch.arange(width, device=tokens.device)[None] < self.lengths[rows, None]
+        same = ((tokens == self.tokens[rows, :width]) | ~inside).all(dim=1)
+        self.tokens[rows, :width] = tokens
         self.stable[rows] = torch.where(same, self.stable[rows] + 1, 0)
         for place, row in enumerate(rows.tolist()):
             draft = self.text(tokens[place, : int(self.lengths[row])]).cpu()
@@ -249,8 +245,9 @@ class DraftReader:
         text, count = collapse(tokens[None], length, self.blank, self.blank)
         return text[0, : int(count)]
 
-    def restart(self) -> None:
-        """A new pass begins: nothing has been stable in it yet."""
+    def restart(self, read: Callable[[Tensor], Tensor]) -> None:
+        """A new pass begins, read through another canvas: nothing has been stable in it yet."""
+        self.read = read
         self.tokens.fill_(-1)
         self.stable.zero_()
 
@@ -365,17 +362,15 @@ class DeqNarGenerationMixin:
         )
         watching = settings.stop_on_stable_tokens is not None or settings.output_trajectory
         watching = watching or hasattr(streamer, "put_draft")
-        reader = DraftReader(None, self.config, candidates, settings, streamer) if watching else None
+        reader = DraftReader(self.config, candidates, settings, streamer) if watching else None
         for number in range(settings.refinement_passes):
-            if reader is not None:
-                reader.restart()
             if number > 0:
                 candidates.canvas = mask_weakest(
                     candidates, number, settings.refinement_passes, self.config.mask_token_id
                 )
             bound = self.model.bind(candidates.canvas, mask, seen, source_mask, projected)
             if reader is not None:
-                reader.read = partial(self._read_draft, bound)
+                reader.restart(partial(self._read_draft, bound))
             found = self.model.refine(
                 bound, mask, max_nfe=settings.max_nfe, tol=settings.tol, solver=settings.solver, observe=reader
             )

@@ -1,1 +1,1 @@
-"""Trainers and what they need: batches of a token budget."""
+"""What training needs; so far, batches with a budget of tokens."""
