@@ -47,7 +47,11 @@ def test_several_references(tmp_path):
         ("a.jsonl", b"", "holds no sentence pairs"),
         ("a.jsonl", b'{"en": null, "de": "y"}\n', "a.jsonl, line 1: en and de must be text"),
         ("a.jsonl", b'{"en": "x", "de": []}\n', "a.jsonl, line 1: en and de must be text"),
-        ("a.jsonl.gz", gzip.compress(b'{"en": "x", "de": "y"}\n' * 99)[:-12], "a.jsonl.gz is damaged after line"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"en": "x", "de": "y"}\n' * 99, mtime=0)[:-12],
+            "a.jsonl.gz is damaged after line",
+        ),
         ("a.jsonl.gz", b"no gzip at all", "a.jsonl.gz is damaged after line 0"),
         ("a.jsonl", b'{"en": "x", "de": "y"}\n\xff\n', "a.jsonl, line 2: not valid UTF-8 at byte 1"),
         ("a.tsv", b"en\tde\nx\ty\tz\n", "a.tsv, line 2: 3 columns, but the first line names 2"),
