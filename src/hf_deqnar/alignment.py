@@ -19,8 +19,17 @@ def ctc_loss(
         blank: id of the blank token, which is never part of a target.
     """
     # The log-softmax must span all classes: torch's CTC gradient is only right behind one.
-    loss = functional.ctc_loss(
-        functional.log_softmax(logits.float(), dim=-1).transpose(0, 1),
+    log_probabilities = functional.log_softmax(full_precision(logits), dim=-1)
+    loss = ctc_of_log_probabilities(log_probabilities, targets, canvas_lengths, target_lengths, blank)
+    return loss, needed_canvas(targets, target_lengths) <= canvas_lengths
+
+
+def ctc_of_log_probabilities(
+    log_probabilities: Tensor, targets: Tensor, canvas_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> Tensor:
+    """The same from log-probabilities, of which some may be left out; 0 for a target that does not fit."""
+    return functional.ctc_loss(
+        log_probabilities.transpose(0, 1),
         targets.clamp_min(0),
         canvas_lengths,
         target_lengths,
@@ -28,7 +37,11 @@ def ctc_loss(
         reduction="none",
         zero_infinity=True,
     )
-    return loss, needed_canvas(targets, target_lengths) <= canvas_lengths
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """At least float32: sums over a vocabulary need it."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def needed_canvas(targets: Tensor, target_lengths: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
-from .alignment import ctc_loss
+from .alignment import ctc_loss, full_precision
 from .configuration_deqnar import DeqNarConfig
 from .fixed_point import FixedPoint, Step, check_options, measure_residual
 from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
@@ -93,7 +93,7 @@ class LengthHead(nn.Module):
 
     def loss(self, logits: Tensor, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:
         offset = (target_lengths - source_lengths).clamp(-self.offsets, self.offsets - 1)
-        return functional.cross_entropy(logits.float(), offset + self.offsets)
+        return functional.cross_entropy(full_precision(logits), offset + self.offsets)
 
     def lengths(self, logits: Tensor, source_lengths: Tensor, count: int = 1) -> Tensor:
         """The `count` likeliest lengths of every row, at least 1 each: rows × count."""
@@ -562,7 +562,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
                     f"The canvas is {tuple(logits.shape[:2])} but the labels are {tuple(labels.shape)}; "
                     "a model with length='predict' needs one canvas position per label."
                 )
-            loss = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+            loss = functional.cross_entropy(full_precision(logits).flatten(0, 1), labels.flatten())
             length_loss = self.model.length_head.loss(outputs.length_logits, source_lengths, target_lengths)
             loss = loss + self.config.length_loss_factor * length_loss
         if outputs.latent_kl is not None:

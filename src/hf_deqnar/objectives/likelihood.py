@@ -1,47 +1,56 @@
 """−log P(T | Z, X) of a batch, summed over what is to be predicted, and how many tokens that is."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ..alignment import ctc_loss
-
-# (logits, labels, revealed, canvas lengths, blank, label smoothing) → (sum of losses, number of tokens)
-Likelihood = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
+from ..alignment import ctc_of_log_probabilities, needed_canvas
+from .projection import OwnWords, Reading, cross_entropy_total, ctc_total
 
 
-def cross_entropy(
-    logits: Tensor, labels: Tensor, revealed: Tensor, canvas_lengths: Tensor, blank: int, smoothing: float
-) -> tuple[Tensor, Tensor]:
+@dataclass
+class Question:
+    """What is to be predicted on a canvas."""
+
+    labels: Tensor  # rows, length; −100 at padding
+    revealed: Tensor  # rows, canvas: what the canvas already says
+    canvas_mask: Tensor  # rows, canvas
+    blank: int
+    smoothing: float = 0.0
+
+    def select(self, rows: Tensor) -> "Question":
+        return Question(self.labels[rows], self.revealed[rows], self.canvas_mask[rows], self.blank, self.smoothing)
+
+
+# (features, vocabulary projection, question) → (sum of losses, number of tokens)
+Likelihood = Callable[[Tensor, Tensor, Question], tuple[Tensor, Tensor]]
+
+
+def cross_entropy(features: Tensor, weight: Tensor, question: Question) -> tuple[Tensor, Tensor]:
     """−Σ log P(t_i | Z, X) over the tokens that were not revealed; (1 − ε) on the token, ε spread over all others."""
-    hidden = labels.masked_fill(revealed, -100)
-    loss = functional.cross_entropy(
-        logits.float().flatten(0, 1), hidden.flatten(), label_smoothing=smoothing, reduction="sum"
-    )
-    return loss, (hidden >= 0).sum()
+    hidden = (question.labels >= 0) & ~question.revealed
+    loss = cross_entropy_total(features[hidden], weight, question.labels[hidden], question.smoothing)
+    return loss, hidden.sum()
 
 
-def connectionist(
-    logits: Tensor, labels: Tensor, revealed: Tensor, canvas_lengths: Tensor, blank: int, smoothing: float
-) -> tuple[Tensor, Tensor]:
+def connectionist(features: Tensor, weight: Tensor, question: Question) -> tuple[Tensor, Tensor]:
     """−log Σ_paths P(path | Z, X), CTC over the whole canvas; targets longer than their canvas are left out."""
-    if smoothing:
-        raise ValueError(f"label_smoothing={smoothing} has no meaning for CTC; set it to 0.")
-    lengths = (labels >= 0).sum(dim=1)
-    loss, fits = ctc_loss(logits, labels, canvas_lengths, lengths, blank)
-    return loss.sum(), (lengths * fits).sum()
+    if question.smoothing:
+        raise ValueError(f"label_smoothing={question.smoothing} has no meaning for CTC; set it to 0.")
+    loss, fits = ctc_total(features, question.canvas_mask, weight, question.labels, question.blank)
+    return loss, ((question.labels >= 0).sum(dim=1) * fits).sum()
 
 
 LIKELIHOODS: dict[str, Likelihood] = {"ce": cross_entropy, "ctc": connectionist}
 
 
-def sentence_losses(logits: Tensor, labels: Tensor, canvas_lengths: Tensor, blank: int, ctc: bool) -> Tensor:
-    """−log P(T | X) of every row, without smoothing: what candidates are compared by."""
+def sentence_losses(reading: Reading, own: OwnWords, canvas_mask: Tensor, ctc: bool) -> Tensor:
+    """−log P(T | X) of every row, without smoothing: what candidates are compared by. ∞ where CTC has no path."""
+    lengths, canvas_lengths = (own.labels >= 0).sum(dim=1), canvas_mask.sum(dim=1)
     if ctc:
-        lengths = (labels >= 0).sum(dim=1)
-        loss, fits = ctc_loss(logits, labels, canvas_lengths, lengths, blank)
-        return torch.where(fits, loss, float("inf"))
-    losses = functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
-    return losses.reshape(labels.shape).sum(dim=1)
+        loss = ctc_of_log_probabilities(reading.log_probabilities, own.labels, canvas_lengths, lengths, 0)
+        return torch.where(needed_canvas(own.labels, lengths) <= canvas_lengths, loss, float("inf"))
+    chosen = reading.log_probabilities.gather(2, own.labels.clamp_min(0)[:, :, None])[:, :, 0]
+    return -(chosen * (own.labels >= 0)).sum(dim=1)

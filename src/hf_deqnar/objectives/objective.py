@@ -5,6 +5,7 @@ terms = objective(model, batch, progress=step / total)
 terms["loss"].backward()
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,8 +18,34 @@ from ..landscape import RandomState, initial_condition_loss, jacobian_penalty, r
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..transition_deqnar import BoundTransition
 from .inputs import INPUTS, Prediction, ProxyInput, masked, needs_prediction
-from .likelihood import LIKELIHOODS, Likelihood, sentence_losses
+from .likelihood import LIKELIHOODS, Likelihood, Question, sentence_losses
+from .projection import OwnWords, Reading, read
 from .targets import TARGETS, ProxyTarget, choose_candidates, dynamically_distilled, reference
+
+# Counts that terms are divided by → what they are to be divided by; processes that share a batch add theirs here.
+Share = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Term:
+    """One term of a loss: a sum over many things, how many they are, and its weight in the loss."""
+
+    total: Tensor
+    count: Tensor
+    weight: float = 0.0
+
+
+@dataclass
+class Proxy:
+    """The proxy target and input that were chosen for a batch, and what the decoder is shown of the source."""
+
+    labels: Tensor  # rows, length: T; −100 at padding
+    revealed: Tensor  # rows, canvas: where the canvas shows a token
+    canvas: Tensor  # rows, canvas: Z
+    canvas_mask: Tensor  # rows, canvas
+    seen: Tensor  # rows, source, width: the encoder states, with latents if there are any
+    chances: Tensor | None = None  # rows, canvas: P(t_i | X) from a masked canvas, where the model was asked
+    errors: Tensor | None = None  # rows, canvas: where the model, asked so, was wrong
 
 
 @dataclass
@@ -27,6 +54,7 @@ class Objective:
 
     Attributes:
         correction: weight of the loss at one random state of the path (stochastic dynamic correction).
+        correction_share: share of the rows for which that loss is computed, chosen at random.
         initial: weight of the distance between the first evaluation and the equilibrium.
         jacobian: weight of the Jacobian penalty.
         random_nfe: solve with a random number of evaluations, 1 to the model's `max_nfe`.
@@ -40,6 +68,7 @@ class Objective:
     likelihood: Likelihood
     label_smoothing: float = 0.0
     correction: float = 0.0
+    correction_share: float = 1.0
     initial: float = 0.0
     jacobian: float = 0.0
     random_nfe: bool = False
@@ -52,65 +81,91 @@ class Objective:
         batch: dict[str, Tensor],
         progress: float = 0.0,
         generator: torch.Generator | None = None,
+        *,
+        max_nfe: int | None = None,
+        share: Share | None = None,
     ) -> dict[str, Tensor]:
-        """The loss to minimise, and every term of it for the log."""
+        """The loss to minimise, and every term of it for the log.
+
+        Args:
+            progress: share of training that is done; some choices change with it.
+            max_nfe: most evaluations of the solve; the model's own if not given.
+            share: see `Share`; by default the batch is all there is.
+        """
         core, config = model.model, model.config
         source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
         memory = core.encode(batch["input_ids"], source_mask)
         labels = batch["labels"]
         if self.target is dynamically_distilled:
             labels = self._choose(model, batch, memory, source_mask)
+        terms: dict[str, Term] = {}
+        proxy = self.choose_proxy(model, memory, source_mask, labels, progress, generator, max_nfe, terms)
+        question = Question(
+            proxy.labels, proxy.revealed, proxy.canvas_mask, config.blank_token_id, self.label_smoothing
+        )
+
+        bound = core.bind(proxy.canvas, proxy.canvas_mask, proxy.seen, source_mask)
+        equilibrium_seeking = config.refinement != "stacked"
+        path = RandomState(bound.context.injection, generator) if self.correction and equilibrium_seeking else None
+        if self.random_nfe and equilibrium_seeking:
+            max_nfe = random_budget(max_nfe or config.max_nfe, generator)
+        found = core.refine(bound, proxy.canvas_mask, max_nfe=max_nfe, observe=path)
+
+        terms["nat"] = Term(*self.likelihood(found.value, model.lm_head.weight, question), weight=1.0)
+        if equilibrium_seeking:
+            if path is not None:
+                terms["correction"] = self._correct(model, bound, path, question, generator)
+            terms |= self._smooth(bound, proxy.canvas_mask, found.state)
+            rows = torch.tensor(len(labels), device=labels.device)
+            for name in ("nfe", "residual", "converged"):
+                terms[name] = Term(getattr(found, name).to(found.residual.dtype).sum(), rows)
+        return combine(terms, share)
+
+    def choose_proxy(
+        self,
+        model: DeqNarForConditionalGeneration,
+        memory: Tensor,
+        source_mask: Tensor,
+        labels: Tensor,
+        progress: float = 0.0,
+        generator: torch.Generator | None = None,
+        max_nfe: int | None = None,
+        terms: dict[str, Term] | None = None,
+    ) -> Proxy:
+        """Choose T and Z for a batch; the terms of length and latents that come with T are added to `terms`."""
+        core, config = model.model, model.config
+        terms = {} if terms is None else terms
         label_mask = core.check_labels(labels)
         lengths = label_mask.sum(dim=1)
-        seen, latent_kl = memory, None
+        seen = memory
+        if core.length_head is not None:
+            loss = core.length_head.loss(core.length_head(memory, source_mask), source_mask.sum(dim=1), lengths)
+            rows = torch.tensor(len(labels), device=labels.device)
+            terms["length"] = Term(loss * rows, rows, config.length_loss_factor)
         if core.latent_head is not None:
-            seen, latent_kl = core.latent_head(memory, source_mask, core.embed(labels.clamp_min(0)), label_mask)
+            seen, divergence = core.latent_head(memory, source_mask, core.embed(labels.clamp_min(0)), label_mask)
+            terms["latent"] = Term(divergence.sum(), lengths.sum(), config.latent_kl_factor)
 
         canvas_lengths = core.canvas_lengths(source_mask, labels, None)
         blank_canvas = core.masked_canvas(canvas_lengths, labels.shape[1] if config.length == "predict" else None)
         canvas_mask = core.check_canvas(blank_canvas, None)
-        unseen = None
-        if self._looks_first(config):
-            unseen = unseen_log_probabilities(model, blank_canvas, canvas_mask, seen, source_mask)
-        labels = self.target(labels, lengths, unseen, config.blank_token_id, progress)
-        written = labels.clamp_min(0)  # the target position by position: for CTC, its likeliest path
-        if config.length == "ctc":
-            written = blank_canvas
-            if unseen is not None:
-                written, _ = viterbi_path(unseen, labels, canvas_lengths, lengths, config.blank_token_id)
-        revealed = self._reveal(written, canvas_mask, unseen, progress, generator)
+        if not self._looks_first(config):
+            written = blank_canvas if config.length == "ctc" else labels.clamp_min(0)
+            revealed = self.input(written, canvas_mask, None, progress, generator)
+            return Proxy(labels, revealed, torch.where(revealed, written, blank_canvas), canvas_mask, seen)
+
+        own = OwnWords.of(labels, config.blank_token_id)
+        reading = read_unseen(model, blank_canvas, canvas_mask, seen, source_mask, own.words, max_nfe)
+        places = self.target(own.labels, lengths, reading.log_probabilities, 0, progress)
+        labels = own.tokens(places)
+        if config.length == "ctc":  # the target position by position: its likeliest path
+            places, _ = viterbi_path(reading.log_probabilities, places, canvas_lengths, lengths, 0)
+        places = places.clamp_min(0)
+        written = own.tokens(places)
+        chances = reading.log_probabilities.gather(2, places[:, :, None])[:, :, 0].exp()
+        revealed = self.input(written, canvas_mask, Prediction(reading.tokens, chances), progress, generator)
         canvas = torch.where(revealed, written, blank_canvas)
-
-        bound = core.bind(canvas, canvas_mask, seen, source_mask)
-        equilibrium_seeking = config.refinement != "stacked"
-        path = RandomState(bound.context.injection, generator) if self.correction and equilibrium_seeking else None
-        budget = random_budget(config.max_nfe, generator) if self.random_nfe and equilibrium_seeking else None
-        found = core.refine(bound, canvas_mask, max_nfe=budget, observe=path)
-
-        def negative_log_likelihood(features: Tensor) -> Tensor:
-            logits = model.lm_head(features)
-            loss, count = self.likelihood(
-                logits, labels, revealed, canvas_lengths, config.blank_token_id, self.label_smoothing
-            )
-            return loss / count.clamp_min(1)
-
-        terms = {"nat": negative_log_likelihood(found.value)}
-        loss = terms["nat"]
-        if core.length_head is not None:
-            logits = core.length_head(memory, source_mask)
-            terms["length"] = core.length_head.loss(logits, source_mask.sum(dim=1), lengths)
-            loss = loss + config.length_loss_factor * terms["length"]
-        if latent_kl is not None:
-            terms["latent"] = latent_kl.sum() / lengths.sum()
-            loss = loss + config.latent_kl_factor * terms["latent"]
-        if equilibrium_seeking:
-            control = self._dynamics(bound, canvas_mask, found.state, path, negative_log_likelihood)
-            for name, (weight, value) in control.items():
-                terms[name] = value
-                loss = loss + weight * value
-            terms |= {"nfe": found.nfe.double().mean(), "residual": found.residual.mean()}
-            terms["converged"] = found.converged.double().mean()
-        return {"loss": loss, **terms}
+        return Proxy(labels, revealed, canvas, canvas_mask, seen, chances, (reading.tokens != written) & canvas_mask)
 
     @torch.no_grad()
     def _choose(
@@ -131,14 +186,17 @@ class Objective:
         seen = memory
         if core.latent_head is not None:
             seen, _ = core.latent_head(memory, source_mask, None, None)
-        losses, unseen = [], None
+        losses, features = [], None
         for labels in candidates.unbind(dim=1):
             core.check_labels(labels)
-            lengths = core.canvas_lengths(source_mask, labels, None)
-            if unseen is None or config.length == "predict":  # a CTC canvas is the same for all
+            if features is None or config.length == "predict":  # a CTC canvas is the same for all
+                lengths = core.canvas_lengths(source_mask, labels, None)
                 canvas = core.masked_canvas(lengths, labels.shape[1] if config.length == "predict" else None)
-                unseen = unseen_log_probabilities(model, canvas, core.check_canvas(canvas, None), seen, source_mask)
-            losses.append(sentence_losses(unseen, labels, lengths, config.blank_token_id, config.length == "ctc"))
+                canvas_mask = core.check_canvas(canvas, None)
+                features = unseen_features(model, canvas, canvas_mask, seen, source_mask)
+            own = OwnWords.of(labels, config.blank_token_id)
+            reading = read(features, canvas_mask, model.lm_head.weight, own.words)
+            losses.append(sentence_losses(reading, own, canvas_mask, config.length == "ctc"))
         gamma = torch.tensor(self.gamma, device=candidates.device)
         chosen = choose_candidates(torch.stack(losses, dim=1), batch["similarity"], gamma, self.beta)
         return candidates[torch.arange(len(candidates), device=chosen.device), chosen]
@@ -149,49 +207,70 @@ class Objective:
             return True
         return config.length == "ctc" and self.input is not masked  # without it a target has no place on the canvas
 
-    def _reveal(
+    def _correct(
         self,
-        written: Tensor,
-        canvas_mask: Tensor,
-        unseen: Tensor | None,
-        progress: float,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        prediction = None
-        if unseen is not None:
-            chances = unseen.gather(2, written[:, :, None])[:, :, 0].exp()
-            prediction = Prediction(unseen.argmax(dim=-1), chances)
-        return self.input(written, canvas_mask, prediction, progress, generator)
-
-    def _dynamics(
-        self,
+        model: DeqNarForConditionalGeneration,
         bound: BoundTransition,
-        canvas_mask: Tensor,
-        state: Tensor,
-        path: RandomState | None,
-        negative_log_likelihood: Callable[[Tensor], Tensor],
-    ) -> dict[str, tuple[float, Tensor]]:
-        """The control terms that are switched on: their weights and values."""
-        terms = {}
-        if path is not None:
-            features = bound.transition.features(path.value, bound.context)
-            terms["correction"] = (self.correction, negative_log_likelihood(features))
+        path: RandomState,
+        question: Question,
+        generator: torch.Generator | None,
+    ) -> Term:
+        """The loss at one random state of the path of every row, or of some rows."""
+        state = path.value
+        if self.correction_share < 1:
+            count = max(1, math.ceil(self.correction_share * len(state)))
+            rows = torch.randperm(len(state), generator=generator, device=state.device)[:count].sort().values
+            bound, question, state = bound.select(rows), question.select(rows), state[rows]
+        features = bound.transition.features(state, bound.context)
+        return Term(*self.likelihood(features, model.lm_head.weight, question), weight=self.correction)
+
+    def _smooth(self, bound: BoundTransition, canvas_mask: Tensor, state: Tensor) -> dict[str, Term]:
+        """The terms that shape the path itself."""
+        terms, positions = {}, canvas_mask.sum()
         if self.initial:
-            first = bound(torch.zeros_like(state))
-            terms["initial"] = (self.initial, initial_condition_loss(first, state, canvas_mask))
+            loss = initial_condition_loss(bound(torch.zeros_like(state)), state, canvas_mask)
+            terms["initial"] = Term(loss * positions, positions, self.initial)
         if self.jacobian:
-            terms["jacobian"] = (self.jacobian, jacobian_penalty(bound, state, canvas_mask))
+            loss = jacobian_penalty(bound, state, canvas_mask)
+            terms["jacobian"] = Term(loss * positions, positions, self.jacobian)
         return terms
 
 
+def combine(terms: dict[str, Term], share: Share | None = None) -> dict[str, Tensor]:
+    """Every term as an average, and first of all the loss: their weighted sum."""
+    counts = torch.stack([term.count for term in terms.values()]).to(torch.float32)
+    counts = (counts if share is None else share(counts)).clamp_min(torch.finfo(torch.float32).tiny)
+    averages = {name: term.total / count for (name, term), count in zip(terms.items(), counts, strict=True)}
+    loss = sum(term.weight * averages[name] for name, term in terms.items() if term.weight)
+    return {"loss": loss, **averages}
+
+
 @torch.no_grad()
-def unseen_log_probabilities(
-    model: DeqNarForConditionalGeneration, canvas: Tensor, canvas_mask: Tensor, seen: Tensor, source_mask: Tensor
+def unseen_features(
+    model: DeqNarForConditionalGeneration,
+    canvas: Tensor,
+    canvas_mask: Tensor,
+    seen: Tensor,
+    source_mask: Tensor,
+    max_nfe: int | None = None,
 ) -> Tensor:
-    """What the model says when nothing is revealed: rows × canvas × vocabulary."""
+    """The equilibrium of a canvas on which nothing is revealed: rows × canvas × width."""
     bound = model.model.bind(canvas, canvas_mask, seen, source_mask)
-    found = model.model.refine(bound, canvas_mask)
-    return model.lm_head(found.value).float().log_softmax(dim=-1)
+    return model.model.refine(bound, canvas_mask, max_nfe=max_nfe).value
+
+
+def read_unseen(
+    model: DeqNarForConditionalGeneration,
+    canvas: Tensor,
+    canvas_mask: Tensor,
+    seen: Tensor,
+    source_mask: Tensor,
+    words: Tensor,
+    max_nfe: int | None = None,
+) -> Reading:
+    """What the model says when nothing is revealed, about the given words of every row."""
+    features = unseen_features(model, canvas, canvas_mask, seen, source_mask, max_nfe)
+    return read(features, canvas_mask, model.lm_head.weight, words)
 
 
 def parse_objective(name: str, **settings: float | bool) -> Objective:
