@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 
-from . import bench, evaluate, translate
+from . import bench, evaluate, train, translate
 
-VERBS = {"translate": translate, "evaluate": evaluate, "bench": bench}
+VERBS = {"translate": translate, "train": train, "evaluate": evaluate, "bench": bench}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -15,7 +15,12 @@ def make_parser() -> argparse.ArgumentParser:
     for name, module in VERBS.items():
         summary = module.__doc__.strip().splitlines()[0]
         verb = verbs.add_parser(
-            name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=not getattr(module, "TAKES_ALL", False),
+            prefix_chars="\0" if getattr(module, "TAKES_ALL", False) else "-",
         )
         module.add_arguments(verb)
         verb.set_defaults(run=module.run)

@@ -23,7 +23,13 @@ class Translations:
 
 
 def translate_sentences(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: list[str], batch_size: int, **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: list[str],
+    batch_size: int,
+    *,
+    show_progress: bool = True,
+    **options: Any,
 ) -> Translations:
     """Translate with `generate`, in batches of similar length; the results are in the given order."""
     ours = model.config.model_type == "deqnar"
@@ -37,7 +43,9 @@ def translate_sentences(
     order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
     texts, nfe, converged = [""] * len(sentences), [0] * len(sentences), [True] * len(sentences)
     start = time.perf_counter()
-    for first in tqdm(range(0, len(order), batch_size), desc="translating", unit="batch", disable=None):
+    for first in tqdm(
+        range(0, len(order), batch_size), desc="translating", unit="batch", disable=None if show_progress else True
+    ):
         indices = order[first : first + batch_size]
         cleaned = [clean_text(sentences[index]) or "." for index in indices]
         batch = tokenizer(

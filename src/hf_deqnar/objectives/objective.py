@@ -92,6 +92,18 @@ class Objective:
             max_nfe: most evaluations of the solve; the model's own if not given.
             share: see `Share`; by default the batch is all there is.
         """
+        return combine(self.terms(model, batch, progress, generator, max_nfe=max_nfe), share)
+
+    def terms(
+        self,
+        model: DeqNarForConditionalGeneration,
+        batch: dict[str, Tensor],
+        progress: float = 0.0,
+        generator: torch.Generator | None = None,
+        *,
+        max_nfe: int | None = None,
+    ) -> dict[str, Term]:
+        """The terms of the loss before they are divided and added."""
         core, config = model.model, model.config
         source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
         memory = core.encode(batch["input_ids"], source_mask)
@@ -119,7 +131,7 @@ class Objective:
             rows = torch.tensor(len(labels), device=labels.device)
             for name in ("nfe", "residual", "converged"):
                 terms[name] = Term(getattr(found, name).to(found.residual.dtype).sum(), rows)
-        return combine(terms, share)
+        return terms
 
     def choose_proxy(
         self,

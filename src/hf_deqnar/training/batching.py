@@ -1,8 +1,11 @@
 """Batches with a budget of tokens, of sentences of similar length."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 
 class TokenBudgetSampler:
@@ -87,3 +90,31 @@ class TokenBudgetSampler:
     def __iter__(self) -> Iterator[list[int]]:
         for batch in self.batches():
             yield batch[self.process :: self.processes]
+
+
+class TokenBudgetLoader(DataLoader):
+    """A `DataLoader` over a `TokenBudgetSampler` that passes the number of the epoch on."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batch_sampler.set_epoch(epoch)
+
+
+def collate(rows: list[dict[str, Any]], padding: int) -> dict[str, Tensor]:
+    """Pad a batch: sources with the padding token, labels with −100; candidates of Dynamic KD if there are any."""
+    sources = [row["input_ids"] for row in rows]
+    batch = {"input_ids": pad(sources, padding), "labels": pad([row["labels"] for row in rows], -100)}
+    batch["attention_mask"] = pad([[1] * len(source) for source in sources], 0)
+    if "number" in rows[0]:
+        batch["number"] = torch.tensor([row["number"] for row in rows])
+    if "candidates" in rows[0]:
+        count = len(rows[0]["candidates"])
+        texts = pad([text for row in rows for text in row["candidates"]], -100)
+        batch["candidates"] = texts.reshape(len(rows), count, -1)
+        batch["similarity"] = torch.tensor([row["similarity"] for row in rows])
+    return batch
+
+
+def pad(rows: list[list[int]], value: int) -> Tensor:
+    """Rows × longest."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])

@@ -1,0 +1,126 @@
+"""Sentence pairs as token ids, made once and kept on disk through the `datasets` library."""
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..pipeline_deqnar import clean_text
+from .reading import Pair
+
+if TYPE_CHECKING:  # part of the train extra
+    from datasets import Dataset
+
+logger = logging.get_logger(__name__)
+
+KEPT, EMPTY, TOO_LONG, NO_CANVAS = "kept", "empty", "too long", "longer than its canvas"
+
+
+@dataclass
+class TokenizedPairs:
+    """A data set with `input_ids`, `labels` and `number` (the pair's place in the corpus), and what was left out."""
+
+    dataset: "Dataset"
+    left_out: dict[str, int]
+    fingerprint: str
+
+
+def tokenize_pairs(
+    pairs: list[Pair],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    canvas: int | None = None,
+    cache: str | Path | None = None,
+) -> TokenizedPairs:
+    """Training pairs as token ids. The first reference is the target.
+
+    Left out and counted: pairs with an empty side, with more than `max_length` tokens on a side, and, for CTC models,
+    targets that do not fit on `canvas` × source positions.
+
+    Args:
+        cache: folder where the result is kept; a second call with the same texts and tokenizer reads it from there.
+    """
+    datasets = _datasets()
+    texts = {
+        "source": [clean_text(pair.source) for pair in pairs],
+        "target": [clean_text(pair.references[0]) for pair in pairs],
+        "number": list(range(len(pairs))),
+    }
+    settings = [str(max_length), str(canvas), tokenizer.backend_tokenizer.to_str()]
+    fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
+    folder = Path(datasets.config.HF_DATASETS_CACHE if cache is None else cache) / "hf_deqnar"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def tokenize(batch: dict[str, list]) -> dict[str, list]:
+        sides = [tokenizer(batch[side])["input_ids"] for side in ("source", "target")]
+        fates = [
+            fate_of(*row, max_length, canvas) for row in zip(batch["source"], batch["target"], *sides, strict=True)
+        ]
+        return {"input_ids": sides[0], "labels": sides[1], "fate": fates}
+
+    tokenized = datasets.Dataset.from_dict(texts).map(
+        tokenize,
+        batched=True,
+        remove_columns=["source", "target"],
+        cache_file_name=str(folder / f"{fingerprint}.arrow"),
+        new_fingerprint=fingerprint,
+        desc="tokenizing",
+    )
+    fates = tokenized["fate"]
+    left_out = {fate: count for fate, count in Counter(fates).items() if fate != KEPT}
+    kept = [place for place, fate in enumerate(fates) if fate == KEPT]
+    if not kept:
+        reasons = ", ".join(f"{count:,} {fate}" for fate, count in left_out.items())
+        raise ValueError(f"None of {len(pairs):,} pairs can be used ({reasons}; max_length is {max_length}).")
+    return TokenizedPairs(tokenized.remove_columns("fate").select(kept), left_out, fingerprint)
+
+
+def tokenize_for_validation(pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> "Dataset":
+    """All pairs with their texts, so that translations are scored against every reference; long ones are cut."""
+    columns: dict[str, list[Any]] = {"source": [pair.source for pair in pairs]}
+    columns["references"] = [pair.references for pair in pairs]
+    for name, texts in (
+        ("input_ids", columns["source"]),
+        ("labels", [references[0] for references in columns["references"]]),
+    ):
+        cleaned = [clean_text(text) for text in texts]
+        columns[name] = tokenizer(cleaned, truncation=True, max_length=max_length)["input_ids"]
+    return _datasets().Dataset.from_dict(columns)
+
+
+def fingerprint_of(texts: Iterable[str]) -> str:
+    """One short name for many texts; another text, or another order, gives another name."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode("utf-8", errors="surrogatepass"))
+        digest.update(b"\0")
+    return digest.hexdigest()[:32]
+
+
+def fate_of(
+    source: str, target: str, input_ids: list[int], labels: list[int], max_length: int, canvas: int | None
+) -> str:
+    """Whether a pair is kept, and if not, why."""
+    if not source or not target:
+        return EMPTY
+    if max(len(input_ids), len(labels)) > max_length:
+        return TOO_LONG
+    repeated = sum(first == second for first, second in itertools.pairwise(labels))
+    if canvas is not None and len(labels) + repeated > canvas * len(input_ids):  # a blank must part equal neighbours
+        return NO_CANVAS
+    return KEPT
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("Training data needs datasets: pip install 'hf_deqnar[train]'.") from error
+    return datasets

@@ -1,0 +1,216 @@
+"""What a training run is told: as fields of dataclasses, as flags, or in a YAML file."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+
+from ..configuration_deqnar import PRESETS, DeqNarConfig
+
+# Fields of Seq2SeqTrainingArguments that have no effect here, and what has.
+WITHOUT_EFFECT = {
+    "per_device_train_batch_size": "batches are made by max_tokens",
+    "per_device_eval_batch_size": "batches are made by max_tokens",
+    "auto_find_batch_size": "batches are made by max_tokens",
+    "train_sampling_strategy": "batches are made by max_tokens, of sentences of similar length",
+    "sortish_sampler": "batches are made by max_tokens, of sentences of similar length",
+    "dataloader_drop_last": "every batch is used",
+    "predict_with_generate": "validation always generates",
+    "generation_max_length": "set it in generation_config",
+    "generation_num_beams": "set length_beams or ctc_beam_size in generation_config",
+    "load_best_model_at_end": "average_best decides which weights are kept",
+}
+
+
+@dataclass
+class DeqNarTrainingArguments(Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments` with the defaults of the field, and what equilibrium training needs besides.
+
+    The optimiser is Adam(0.9, 0.98) with learning rate 5e-4, 10,000 updates of warm-up, inverse-square-root decay and
+    weight decay 0.01.
+
+    >>> DeqNarTrainingArguments("runs/example", objective="ctc+glat", max_tokens=4096).lr_scheduler_type.value
+    'inverse_sqrt'
+    """
+
+    objective: str = field(
+        default="glat", metadata={"help": "What is learned: target+input+likelihood, such as ctc+glat or axe."}
+    )
+    max_tokens: int = field(
+        default=4096, metadata={"help": "Most rows × longest side of a batch, over all processes together."}
+    )
+    correction: float = field(
+        default=0.0, metadata={"help": "Weight of the loss at one random state of the path to the equilibrium."}
+    )
+    correction_share: float = field(
+        default=0.25, metadata={"help": "Share of the rows for which that loss is computed."}
+    )
+    initial: float = field(
+        default=0.0, metadata={"help": "Weight of the distance from the first evaluation to the equilibrium."}
+    )
+    jacobian: float = field(default=0.0, metadata={"help": "Weight of the Jacobian penalty."})
+    random_nfe: bool = field(
+        default=False, metadata={"help": "Give every solve a random number of evaluations, from 1 to the most."}
+    )
+    max_nfe: int | None = field(
+        default=None, metadata={"help": "Most evaluations of a solve while training; the model's own if unset."}
+    )
+    denoising_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "For so many updates at first the decoder is evaluated once, as an ordinary one; then equilibria "
+            "are learned. Unset: half of all updates for refinement='explicit', none otherwise."
+        },
+    )
+    gamma: list[float] | None = field(
+        default=None, metadata={"help": "Trust in each candidate of dynamic_kd; the paper's if unset."}
+    )
+    beta: float = field(default=0.2, metadata={"help": "Weight of dynamic_kd's distortion."})
+    average_best: int = field(
+        default=5, metadata={"help": "The result is the average of so many best evaluations; 0 keeps the last weights."}
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after so many evaluations without a better BLEU; never if unset."}
+    )
+    spectral_radius_rows: int = field(
+        default=8, metadata={"help": "Validation sentences whose spectral radius is logged; 0 for none."}
+    )
+
+    learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate after warm-up."})
+    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "How the learning rate changes."})
+    warmup_steps: float = field(
+        default=10_000, metadata={"help": "Updates with a rising learning rate; below 1: share."}
+    )
+    weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's memory of squared gradients."})
+    label_smoothing_factor: float | None = field(
+        default=None, metadata={"help": "ε of label smoothing. Unset: 0.1, and 0 for CTC, where it has no meaning."}
+    )
+    metric_for_best_model: str = field(default="bleu", metadata={"help": "What decides which is best."})
+    logging_steps: float = field(default=100, metadata={"help": "Log every so many updates."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to go on from are kept."})
+    use_cache: bool = field(default=False, metadata={"help": "These models have no cache of keys and values."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.label_smoothing_factor is None:
+            self.label_smoothing_factor = 0.0 if "ctc" in self.objective.split("+") else 0.1
+        defaults = {entry.name: entry.default for entry in fields(Seq2SeqTrainingArguments)}
+        for name, reason in WITHOUT_EFFECT.items():
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name}={getattr(self, name)} has no effect: {reason}.")
+        for name in ("max_tokens", "max_nfe", "early_stopping_patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}.")
+        for name in ("correction", "initial", "jacobian", "average_best", "spectral_radius_rows", "denoising_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must not be negative, but is {value}.")
+        if not 0 < self.correction_share <= 1:
+            raise ValueError(f"correction_share must be above 0 and at most 1, not {self.correction_share}.")
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            raise ValueError("early_stopping_patience needs evaluations; set eval_strategy to steps or epoch.")
+
+
+@dataclass
+class ModelArguments:
+    """Which model is trained."""
+
+    model: str | None = field(
+        default=None, metadata={"help": "Start from this model and its tokenizer; a new one is made if unset."}
+    )
+    preset: str = field(default="tiny", metadata={"help": f"Size of a new model: {', '.join(PRESETS)}."})
+    config: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Fields of its configuration, such as length=ctc refinement=mixed (in YAML: a mapping)."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset '{self.preset}' is unknown; choose one of {', '.join(PRESETS)}.")
+        self.settings()
+
+    def settings(self) -> dict[str, Any]:
+        """`config` as values by field; each is read as YAML, so that 1e-3, true and null mean what they say."""
+        known = {entry.name for entry in fields(DeqNarConfig)}
+        found = {}
+        for assignment in self.config:
+            name, equals, value = assignment.partition("=")
+            if not equals:
+                raise ValueError(f"config '{assignment}' is not of the form field=value.")
+            if name not in known:
+                raise ValueError(f"config '{name}' is not a field of DeqNarConfig.")
+            found[name] = as_number(yaml.safe_load(value))
+        return found
+
+
+@dataclass
+class DataArguments:
+    """What it is trained on."""
+
+    train_data: str = field(metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…"})
+    source: str = field(metadata={"help": "Column (or file ending) of the source language."})
+    target: str = field(metadata={"help": "Column (or file ending) of the target language."})
+    validation_data: str | None = field(default=None, metadata={"help": "The same for validation."})
+    validation_limit: int | None = field(default=None, metadata={"help": "Only so many validation pairs."})
+    train_limit: int | None = field(default=None, metadata={"help": "Only the first so many training pairs."})
+    tokenizer: str | None = field(
+        default=None, metadata={"help": "A tokenizer with <mask> and <blank>; one is trained if unset."}
+    )
+    vocab_size: int = field(default=8000, metadata={"help": "Tokens of a new tokenizer."})
+    max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
+
+
+def parse_arguments(kinds: Iterable[type], arguments: list[str] | None = None, program: str | None = None) -> tuple:
+    """Dataclasses from flags, from a YAML file named first, or both; a flag overrides the file."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = HfArgumentParser(list(kinds), prog=program, usage="%(prog)s [settings.yaml] [--flag value …]")
+    if arguments and arguments[0].endswith((".yaml", ".yml")):
+        arguments = [*flags_of(Path(arguments.pop(0)), parser), *arguments]
+    *found, unknown = parser.parse_args_into_dataclasses(
+        arguments, return_remaining_strings=True, look_for_args_file=False
+    )
+    if unknown:
+        raise ValueError(f"'{unknown[0]}' is not understood; --help lists every flag.")
+    return tuple(found)
+
+
+def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
+    """A YAML file's entries as flags, so that both are checked in one way."""
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no settings file {path}.")
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold name: value entries.")
+    known = {action.dest for action in parser._actions}
+    flags = []
+    for name, value in settings.items():
+        if name not in known:
+            raise ValueError(f"{path}: '{name}' is not a setting; --help lists every one.")
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            value = [f"{key}={'null' if entry is None else entry}" for key, entry in value.items()]
+        values = value if isinstance(value, list) else [value]
+        if values:
+            flags += [f"--{name}", *map(str, values)]
+    return flags
+
+
+def as_number(value: Any) -> Any:
+    """YAML takes 1e-3 for a word."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value

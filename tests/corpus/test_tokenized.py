@@ -1,0 +1,74 @@
+import pytest
+
+from hf_deqnar.corpus.reading import Pair
+from hf_deqnar.corpus.tokenized import KEPT, NO_CANVAS, fate_of, tokenize_for_validation, tokenize_pairs
+
+from ..conftest import SENTENCES
+
+PAIRS = [Pair(source, [target]) for source, target in SENTENCES]
+
+
+def test_pairs_become_token_ids_and_remember_where_they_stood(tokenizer, tmp_path):
+    pairs = [Pair("", ["leer"]), *PAIRS]
+    found = tokenize_pairs(pairs, tokenizer, max_length=60, cache=tmp_path)
+    assert found.dataset["number"][:] == [1, 2, 3, 4, 5, 6]
+    for row, (source, target) in zip(found.dataset, SENTENCES, strict=True):
+        assert row["input_ids"] == tokenizer(source)["input_ids"]
+        assert row["labels"] == tokenizer(target)["input_ids"]
+        assert row["input_ids"][-1] == tokenizer.eos_token_id
+
+
+def test_what_cannot_be_used_is_left_out_and_counted(tokenizer, tmp_path):
+    long = "horse " * 50
+    pairs = [
+        *PAIRS,
+        Pair("A man.", ["  "]),
+        Pair(" \t", ["x"]),
+        Pair(long, ["Pferd"]),
+        Pair("A", ["cup of coffee, cup of tea"]),
+    ]
+    found = tokenize_pairs(pairs, tokenizer, max_length=40, canvas=2, cache=tmp_path)
+    assert found.left_out == {"empty": 2, "too long": 1, "longer than its canvas": 1}
+    assert len(found.dataset) == len(PAIRS)
+    without_canvas = tokenize_pairs(pairs, tokenizer, max_length=40, cache=tmp_path)
+    assert without_canvas.left_out == {"empty": 2, "too long": 1}
+
+
+def test_a_repeated_word_needs_a_blank_and_so_a_longer_canvas():
+    assert fate_of("a", "b", [6, 2], [7, 8, 9, 2], max_length=40, canvas=2) == KEPT
+    assert fate_of("a", "b", [6, 2], [7, 7, 9, 2], max_length=40, canvas=2) == NO_CANVAS
+    assert fate_of("a", "b", [6, 2], [7, 7, 9, 2], max_length=40, canvas=None) == KEPT
+
+
+def test_a_second_call_reads_what_the_first_has_kept(tokenizer, tmp_path):
+    class Counting:
+        backend_tokenizer = tokenizer.backend_tokenizer
+        calls = 0
+
+        def __call__(self, texts):
+            self.calls += 1
+            return tokenizer(texts)
+
+    counting = Counting()
+    first = tokenize_pairs(PAIRS, counting, max_length=60, cache=tmp_path)
+    calls = counting.calls
+    again = tokenize_pairs(PAIRS, counting, max_length=60, cache=tmp_path)
+    assert calls > 0
+    assert counting.calls == calls
+    assert first.dataset[:] == again.dataset[:]
+    changed = tokenize_pairs([*PAIRS[:-1], Pair("Other.", ["Anders."])], counting, max_length=60, cache=tmp_path)
+    assert counting.calls > calls
+    assert changed.fingerprint != first.fingerprint
+
+
+def test_a_corpus_of_which_nothing_is_left_is_an_error(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="None of 6 pairs can be used .6 too long; max_length is 3"):
+        tokenize_pairs(PAIRS, tokenizer, max_length=3, cache=tmp_path)
+
+
+def test_validation_keeps_every_pair_with_all_its_references(tokenizer):
+    pairs = [Pair("A horse.", ["Ein Pferd.", "Das Pferd."]), Pair("horse " * 100, ["Pferd"])]
+    found = tokenize_for_validation(pairs, tokenizer, max_length=20)
+    assert found["references"][:] == [["Ein Pferd.", "Das Pferd."], ["Pferd"]]
+    assert found["source"][1] == pairs[1].source
+    assert len(found["input_ids"][1]) == 20

@@ -1,0 +1,172 @@
+"""Law 9: a training run killed at any step and resumed ends with the same weights, bit for bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from hf_deqnar.training import trainer as trainer_module
+
+from ..conftest import DATA
+from ..training.conftest import make_trainer  # noqa: F401  (a fixture)
+
+STEPS = 9
+
+
+class Killed(BaseException):
+    """What no handler of errors takes for an error, as a kill."""
+
+
+class KillAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **rest):
+        if state.global_step == self.step:
+            raise Killed
+
+
+def settings() -> dict:
+    return {
+        "max_steps": STEPS,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "correction": 0.3,
+        "correction_share": 0.5,
+        "random_nfe": True,
+        "average_best": 0,  # the last weights: the best might be older than the kill
+        "gradient_accumulation_steps": 1,
+        "model": {"dropout": 0.1, "latent": "vae"},
+    }
+
+
+def final_weights(trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+@pytest.fixture
+def uninterrupted(make_trainer):  # noqa: F811
+    trainer = make_trainer("whole", **settings())
+    trainer.train()
+    return final_weights(trainer)
+
+
+def test_a_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, uninterrupted):  # noqa: F811
+    for step in (3, 4, 7):
+        trainer = make_trainer(f"stopped-{step}", **settings())
+        trainer.add_callback(KillAt(step))
+        with pytest.raises(Killed):
+            trainer.train()
+        resumed = make_trainer(f"stopped-{step}", **settings())
+        resumed.train(resume_from_checkpoint=True)
+        assert resumed.state.global_step == STEPS
+        found = final_weights(resumed)
+        assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
+
+
+def test_a_run_stopped_while_it_writes_goes_on_from_the_checkpoint_before(
+    make_trainer,  # noqa: F811
+    uninterrupted,
+    monkeypatch,
+    tmp_path,
+):
+    trainer = make_trainer("writing", **settings())
+    write = torch.save
+
+    def killed_at_the_fourth_step(value, path, *rest, **options):
+        if "checkpoint-4" in str(path) and "scheduler" in str(path):
+            raise Killed
+        write(value, path, *rest, **options)
+
+    monkeypatch.setattr(torch, "save", killed_at_the_fourth_step)
+    with pytest.raises(Killed):
+        trainer.train()
+    monkeypatch.undo()
+    assert (tmp_path / "writing" / trainer_module.UNFINISHED).is_dir()
+    resumed = make_trainer("writing", **settings())
+    resumed.train(resume_from_checkpoint=True)
+    found = final_weights(resumed)
+    assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
+    assert not (tmp_path / "writing" / trainer_module.UNFINISHED).exists()
+
+
+def test_the_best_weights_survive_too(make_trainer):  # noqa: F811
+    whole = make_trainer("whole", **{**settings(), "average_best": 2})
+    whole.train()
+    stopped = make_trainer("stopped", **{**settings(), "average_best": 2})
+    stopped.add_callback(KillAt(7))
+    with pytest.raises(Killed):
+        stopped.train()
+    resumed = make_trainer("stopped", **{**settings(), "average_best": 2})
+    resumed.train(resume_from_checkpoint=True)
+    found, expected = final_weights(resumed), final_weights(whole)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
+    first = make_trainer("whole", **{**settings(), "max_steps": 6})
+    first.train()
+    again = make_trainer("whole", **{**settings(), "max_steps": 6})
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6
+    found, expected = final_weights(again), final_weights(first)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_two_hundred_steps_on_multi30k_survive_a_real_kill(tmp_path):
+    """Through `accelerate launch`, as the README says it; killed by the system, started again, compared bit by bit."""
+    data = DATA / "multi30k"
+    if not data.is_dir():
+        pytest.skip(f"no real sentences: {data} is absent (set HF_DEQNAR_DATA to where they are)")
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "scripts/train.py"]
+    command += ["--train_data", data / "train.jsonl.gz", "--validation_data", data / "validation.jsonl.gz"]
+    command += ["--source", "en", "--target", "de", "--train_limit", "2000", "--validation_limit", "20"]
+    command += ["--vocab_size", "600", "--preset", "tiny", "--objective", "ctc+glat", "--cache_dir", tmp_path / "cache"]
+    command += ["--config", "length=ctc", "refinement=implicit", "encoder_layers=1", "d_model=32", "max_nfe=6"]
+    command += ["--max_tokens", "256", "--learning_rate", "1e-3", "--warmup_steps", "50", "--max_steps", "200"]
+    command += ["--eval_strategy", "steps", "--eval_steps", "100", "--save_steps", "50", "--disable_tqdm", "true"]
+    command = [str(part) for part in command]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+
+    def start(name):
+        log = open(tmp_path / f"{name}.log", "ab")  # noqa: SIM115  (the process holds it)
+        return subprocess.Popen(
+            [*command, "--output_dir", str(tmp_path / name)],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    whole = start("whole")
+    killed = start("killed")
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "killed" / "checkpoint-100").is_dir():
+        assert killed.poll() is None, (tmp_path / "killed.log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    again = start("killed")
+    assert again.wait(300) == 0, (tmp_path / "killed.log").read_text()
+    assert whole.wait(300) == 0, (tmp_path / "whole.log").read_text()
+    assert "Going on from" in (tmp_path / "killed.log").read_text()
+    for file in ("checkpoint-200/model.safetensors", "model.safetensors"):
+        first, second = (load_file(tmp_path / name / file) for name in ("whole", "killed"))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    history = json.loads((tmp_path / "whole" / "trainer_state.json").read_text())["log_history"]
+    losses = [entry["nat"] for entry in history if "nat" in entry]
+    assert losses[-1] < losses[0]

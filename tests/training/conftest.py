@@ -1,0 +1,38 @@
+"""A small real trainer: real tokenizer, real files, a model that trains in a second."""
+
+import pytest
+import torch
+
+from hf_deqnar.corpus.reading import Pair
+from hf_deqnar.corpus.tokenized import tokenize_for_validation, tokenize_pairs
+from hf_deqnar.training.arguments import DeqNarTrainingArguments
+from hf_deqnar.training.trainer import DeqNarTrainer
+
+from ..conftest import SENTENCES, small_model
+
+PAIRS = [Pair(source, [target]) for source, target in SENTENCES] * 4
+
+
+def length_for(objective: str) -> str:
+    return "ctc" if "ctc" in objective.split("+") else "predict"
+
+
+@pytest.fixture
+def make_trainer(tmp_path, tokenizer):
+    def make(folder: str = "run", model: dict | None = None, dtype: torch.dtype = torch.float32, **options):
+        options = {"objective": "ctc+glat", "max_steps": 6, "max_tokens": 100, "logging_steps": 2, **options}
+        options = {"learning_rate": 1e-3, "warmup_steps": 2, "use_cpu": True, "disable_tqdm": True, **options}
+        options = {"report_to": "none", "save_strategy": "no", "seed": 7, **options}
+        fields = {"length": length_for(options["objective"]), "vocab_size": len(tokenizer), "max_nfe": 6}
+        network = small_model(dtype, **{**fields, **(model or {})})
+        canvas = 2 if network.config.length == "ctc" else None
+        train = tokenize_pairs(PAIRS, tokenizer, max_length=60, canvas=canvas, cache=tmp_path / "cache")
+        return DeqNarTrainer(
+            network,
+            DeqNarTrainingArguments(str(tmp_path / folder), **options),
+            train_dataset=train.dataset,
+            eval_dataset=tokenize_for_validation(PAIRS[:6], tokenizer, max_length=60),
+            processing_class=tokenizer,
+        )
+
+    return make

@@ -1,0 +1,74 @@
+import pytest
+
+from hf_deqnar.training.arguments import DataArguments, DeqNarTrainingArguments, ModelArguments, parse_arguments
+
+KINDS = (ModelArguments, DataArguments, DeqNarTrainingArguments)
+NEEDED = ["--train_data", "train.tsv", "--source", "en", "--target", "de", "--output_dir", "runs/x"]
+
+
+def test_flags_and_a_file_say_the_same(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "train_data: train.tsv\nsource: en\ntarget: de\noutput_dir: runs/x\nlearning_rate: 1e-3\nrandom_nfe: true\n"
+        "objective: ctc+glat\nconfig:\n  length: ctc\n  tol: 1e-4\n  source_copy: null\ngamma: [1, 2.5]\n"
+        "validation_data: null\n"
+    )
+    flags = [*NEEDED, "--learning-rate", "0.001", "--random_nfe", "--objective", "ctc+glat", "--gamma", "1", "2.5"]
+    flags += ["--config", "length=ctc", "tol=1e-4", "source_copy=null"]
+    from_file, from_flags = parse_arguments(KINDS, [str(file)]), parse_arguments(KINDS, flags)
+    assert from_file[:2] == from_flags[:2]
+    assert from_file[2].to_dict() == from_flags[2].to_dict()
+    assert from_file[0].settings() == {"length": "ctc", "tol": 1e-4, "source_copy": None}
+    assert from_file[2].random_nfe is True
+    assert from_file[2].gamma == [1.0, 2.5]
+
+
+def test_a_flag_overrides_the_file(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("train_data: train.tsv\nsource: en\ntarget: de\noutput_dir: runs/x\nmax_tokens: 100\n")
+    assert parse_arguments(KINDS, [str(file), "--max_tokens", "200"])[2].max_tokens == 200
+
+
+def test_the_defaults_are_those_of_the_field():
+    arguments = parse_arguments(KINDS, NEEDED)[2]
+    assert (arguments.learning_rate, arguments.adam_beta1, arguments.adam_beta2) == (5e-4, 0.9, 0.98)
+    assert (arguments.warmup_steps, arguments.weight_decay, arguments.average_best) == (10_000, 0.01, 5)
+    assert arguments.label_smoothing_factor == 0.1
+    assert DeqNarTrainingArguments("x", objective="ctc+glat").label_smoothing_factor == 0.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--per_device_train_batch_size", "32"], "per_device_train_batch_size=32 has no effect: batches are made by"),
+        (["--load_best_model_at_end", "--eval_strategy", "steps"], "average_best decides which weights are kept"),
+        (["--max_tokens", "0"], "max_tokens must be at least 1, not 0"),
+        (["--correction", "-1"], "correction must not be negative, but is -1.0"),
+        (["--correction_share", "0"], "correction_share must be above 0 and at most 1"),
+        (["--early_stopping_patience", "3"], "early_stopping_patience needs evaluations"),
+        (["--preset", "huge"], "preset 'huge' is unknown; choose one of tiny, small"),
+        (["--config", "lenght=ctc"], "config 'lenght' is not a field of DeqNarConfig"),
+        (["--config", "length"], "config 'length' is not of the form field=value"),
+        (["--learning_rat", "3", "--bogus", "1"], "'--bogus' is not understood"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(KINDS, [*NEEDED, *flags])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("objektive: ce\n", "'objektive' is not a setting"),
+        ("- a\n- b\n", "must hold name: value entries"),
+        ("a: [1\n", "is not valid YAML"),
+    ],
+)
+def test_a_settings_file_is_checked(tmp_path, text, message):
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(KINDS, [str(file)])
+    with pytest.raises(FileNotFoundError, match="There is no settings file"):
+        parse_arguments(KINDS, ["absent.yaml"])

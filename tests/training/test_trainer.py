@@ -1,0 +1,247 @@
+"""The trainer's own promises; the laws of resuming and of several processes are in tests/laws."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+from torch.utils.tensorboard import SummaryWriter  # noqa: F401  (the test extra has it)
+from transformers import AutoModelForSeq2SeqLM, TrainerCallback
+
+from hf_deqnar.training.trainer import DeqNarTrainer
+
+from ..conftest import REFINEMENTS
+from .conftest import PAIRS, length_for
+
+# Every objective of the README's table.
+OBJECTIVES = [
+    "ce",
+    "distilled",
+    "cmlm",
+    "cmlm_fixed",
+    "glat",
+    "glat_levenshtein",
+    "glat_reference",
+    "glat_difficulty",
+    "axe",
+    "oaxe",
+    "axe+glat",
+    "ctc",
+    "ctc+glat",
+    "ctc+cmlm",
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_trains(make_trainer, objective):
+    trainer = make_trainer(objective=objective, max_steps=40, logging_steps=20, learning_rate=3e-3)
+    before = trainer.evaluate()
+    trainer.train()
+    losses = [entry["nat"] for entry in trainer.state.log_history if "nat" in entry]
+    assert losses[1] < losses[0]
+    after = trainer.evaluate()
+    assert after["eval_nat"] < before["eval_nat"]
+
+
+def test_dynamic_distillation_trains_from_candidates(make_trainer):
+    trainer = make_trainer(objective="dynamic_kd+ctc+glat", gamma=[1.0, 2.0], max_steps=20, logging_steps=10)
+    candidates = [[row["labels"], row["labels"][::-1]] for row in trainer.train_dataset]
+    similarity = [[[100.0, 30.0], [30.0, 100.0]]] * len(candidates)
+    trainer.train_dataset = trainer.train_dataset.add_column("candidates", candidates)
+    trainer.train_dataset = trainer.train_dataset.add_column("similarity", similarity)
+    trainer.eval_dataset = trainer.eval_dataset.add_column("candidates", candidates[:6])
+    trainer.eval_dataset = trainer.eval_dataset.add_column("similarity", similarity[:6])
+    trainer.train()
+    losses = [entry["nat"] for entry in trainer.state.log_history if "nat" in entry]
+    assert losses[1] < losses[0]
+    assert trainer.evaluate()["eval_nat"] > 0
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_the_log_says_how_the_equilibrium_is_reached_and_every_term(make_trainer, refinement):
+    settings = {"correction": 0.3, "initial": 0.1, "jacobian": 0.1, "random_nfe": True}
+    trainer = make_trainer(model={"refinement": refinement, "latent": "vae"}, **settings)
+    trainer.train()
+    logged = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    dynamics = {"nfe", "residual", "converged", "correction", "initial", "jacobian"}
+    assert {"nat", "latent"} <= logged.keys()
+    assert (dynamics <= logged.keys()) == (refinement != "stacked")
+    metrics = trainer.evaluate()
+    assert ("eval_spectral_radius" in metrics) == (refinement != "stacked")
+    assert {"eval_bleu", "eval_chrf", "eval_nat", "eval_loss"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("objective", ["ctc+glat", "glat"])
+def test_a_trained_model_translates_what_it_has_learned_and_validation_sees_it(make_trainer, objective):
+    trainer = make_trainer(
+        objective=objective,
+        max_steps=250,
+        learning_rate=5e-3,
+        warmup_steps=20,
+        max_tokens=400,
+        eval_strategy="steps",
+        eval_steps=50,
+        label_smoothing_factor=0.0,
+        model={"dropout": 0.0, "refinement": "stacked", "d_model": 64},
+    )
+    trainer.train()
+    scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
+    assert scores[-1] > 90
+    assert trainer.evaluate()["eval_bleu"] >= max(scores) - 1e-6  # the model now has the best weights
+
+
+def test_validation_scores_what_generate_writes(make_trainer, tokenizer):
+    trainer = make_trainer()
+    from hf_deqnar.corpus.evaluation import score, translate_sentences
+
+    found = translate_sentences(trainer.model, tokenizer, [pair.source for pair in PAIRS[:6]], 64)
+    assert trainer.evaluate()["eval_bleu"] == score(found, PAIRS[:6])["bleu"]
+
+
+def test_evaluating_changes_nothing_in_training(make_trainer):
+    weights = []
+    for name, strategy in (("with", "steps"), ("without", "no")):
+        trainer = make_trainer(name, eval_strategy=strategy, eval_steps=1, average_best=0)
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_learning_rate_falls_with_the_inverse_square_root(make_trainer):
+    trainer = make_trainer(max_steps=16, warmup_steps=4, learning_rate=1e-2, logging_steps=1)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates[:5] == pytest.approx([0.0, 0.0025, 0.005, 0.0075, 0.01])
+    assert rates[15] == pytest.approx(0.01 * (4 / 15) ** 0.5)
+
+
+def test_training_stops_when_it_no_longer_gets_better(make_trainer):
+    trainer = make_trainer(
+        max_steps=60, learning_rate=0.0, eval_strategy="steps", eval_steps=2, early_stopping_patience=3
+    )
+    trainer.train()
+    assert trainer.state.global_step == 8  # the first is the best, then three that are not better
+
+
+def test_explicit_models_first_learn_to_denoise(make_trainer, monkeypatch):
+    seen = []
+    original = DeqNarTrainer._budget
+    monkeypatch.setattr(DeqNarTrainer, "_budget", lambda self: seen.append(original(self)) or seen[-1])
+    make_trainer(model={"refinement": "explicit"}).train()
+    assert seen == [1, 1, 1, None, None, None]
+    seen.clear()
+    make_trainer(model={"refinement": "implicit"}, denoising_steps=2, max_nfe=4).train()
+    assert seen == [1, 1, 4, 4, 4, 4]
+
+
+def test_one_evaluation_is_an_ordinary_decoder(make_trainer):
+    trainer = make_trainer(model={"refinement": "explicit"}, denoising_steps=100, logging_steps=1)
+    trainer.train()
+    assert all(entry["nfe"] == 1 for entry in trainer.state.log_history if "nfe" in entry)
+
+
+def test_a_batch_in_parts_takes_nearly_the_step_of_the_whole(make_trainer):
+    """The mean of two halves' means; and every half draws its own random numbers."""
+    seeds = []
+    trainer = make_trainer(gradient_accumulation_steps=2, max_steps=3)
+    original = trainer._generator
+    trainer._generator = lambda: seeds.append(original()) or seeds[-1]
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert len({generator.initial_seed() for generator in seeds}) == 6
+
+
+@pytest.mark.parametrize("refinement", ["implicit", "stacked"])
+def test_a_loss_that_is_not_a_number_stops_with_the_step_the_pairs_and_the_last_checkpoint(
+    make_trainer, tmp_path, refinement
+):
+    trainer = make_trainer(save_strategy="steps", save_steps=2, model={"refinement": refinement})
+
+    class Poison(TrainerCallback):
+        def on_step_begin(self, args, state, control, **rest):
+            if state.global_step == 3:
+                with torch.no_grad():
+                    trainer.model.model.shared.weight[10:] = float("nan")
+
+    trainer.add_callback(Poison())
+    with pytest.raises(FloatingPointError, match=r"The loss is n.* in update 4, pairs \[\d+, .*checkpoint-2. Lower"):
+        trainer.train()
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "checkpoint-2")
+    assert all(weight.isfinite().all() for weight in model.state_dict().values())
+
+
+def test_a_gradient_that_is_not_a_number_stops_before_the_weights_are_touched(make_trainer):
+    trainer = make_trainer()
+    trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    with pytest.raises(FloatingPointError, match="The gradient is .* in update 1, pairs .*no checkpoint was written"):
+        trainer.train()
+    assert trainer.model.lm_head.weight.isfinite().all()
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint_intact(make_trainer, tmp_path, monkeypatch):
+    trainer = make_trainer(save_strategy="steps", save_steps=2)
+    write = torch.save
+
+    def full_at_the_fourth_step(value, path, *rest, **options):
+        if "checkpoint-4" in str(path):
+            with open(path, "wb") as file:
+                file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(value, path, *rest, **options)
+
+    monkeypatch.setattr(torch, "save", full_at_the_fourth_step)
+    with pytest.raises(OSError, match="checkpoint-4 could not be written.*No space left.*checkpoint-2 is intact"):
+        trainer.train()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == ["checkpoint-2"]
+    monkeypatch.undo()
+    trainer = make_trainer(save_strategy="steps", save_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 6
+
+
+def test_only_the_weights_that_may_be_averaged_are_kept(make_trainer, tmp_path):
+    trainer = make_trainer(
+        max_steps=8, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=4, average_best=3
+    )
+    trainer.train()
+    kept = sorted(path.name for path in (tmp_path / "run" / "best").iterdir())
+    assert kept == sorted(f"step-{step}.safetensors" for step in trainer._best_steps())
+    assert len(kept) == 3
+    assert any("averaged_bleu" in entry for entry in trainer.state.log_history)
+    state = json.loads((tmp_path / "run" / "checkpoint-8" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] is None
+
+
+def test_tensorboard_gets_the_terms(make_trainer, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(tmp_path / "events")
+    try:
+        make_trainer(report_to="tensorboard").train()
+    finally:
+        del os.environ["TENSORBOARD_LOGGING_DIR"]
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert {"train/loss", "train/nat", "train/nfe", "train/residual"} <= set(events.Tags()["scalars"])
+
+
+def test_what_cannot_be_trained_is_refused_at_the_start(make_trainer, tokenizer):
+    with pytest.raises(ValueError, match="'ctc.glat' needs config.length = 'ctc'"):
+        make_trainer(model={"length": "predict"})
+    trainer = make_trainer()
+    arguments = trainer.args
+    arguments.eval_strategy = "steps"
+    with pytest.raises(ValueError, match="eval_strategy='steps' needs an eval_dataset"):
+        DeqNarTrainer(trainer.model, arguments, train_dataset=trainer.train_dataset, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="needs processing_class=tokenizer"):
+        DeqNarTrainer(trainer.model, trainer.args, train_dataset=trainer.train_dataset)
+
+
+def test_the_model_says_what_it_was_trained_with(make_trainer, tmp_path):
+    trainer = make_trainer(objective="glat")
+    trainer.train()
+    trainer.save_model()
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["objective"] == "glat"
+    assert config["length"] == length_for("glat")
