@@ -23,6 +23,8 @@ setup(
     install_requires=["torch>=2.6", "transformers>=5.22,<6", "safetensors", "tokenizers", "numpy", "tqdm"],
     extras_require={
         "train": ["accelerate>=1.1", "datasets", "sacrebleu", "scipy", "pyyaml"],
+        "track": ["tensorboard", "trackio"],
+        "plot": ["matplotlib"],
         "export": ["onnx", "onnxruntime", "onnxscript"],
         "demo": ["rich"],
         "test": ["pytest", "pytest-xdist", "ruff", "import-linter", "torchdeq"],

@@ -3,6 +3,9 @@
 Importing this package registers the model with transformers' Auto classes and the translation pipeline.
 """
 
+from importlib import import_module
+from typing import Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from .configuration_deqnar import DeqNarConfig
@@ -27,12 +30,28 @@ def register_auto_classes() -> None:
 register_auto_classes()
 register_translation_pipeline()
 
+# Training needs packages of the train extra, so it is imported when it is asked for.
+LATER = {"DeqNarTrainer": ".training.trainer", "DeqNarTrainingArguments": ".training.arguments"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATER:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    try:
+        module = import_module(LATER[name], __name__)
+    except ImportError as error:
+        raise ImportError(f"{name} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
+    return getattr(module, name)
+
+
 __all__ = [
     "DeqNarConfig",
     "DeqNarForConditionalGeneration",
     "DeqNarGenerateOutput",
     "DeqNarGenerationConfig",
     "DeqNarModel",
+    "DeqNarTrainer",
+    "DeqNarTrainingArguments",
     "DeqNarTranslationPipeline",
     "FixedPoint",
     "solve",

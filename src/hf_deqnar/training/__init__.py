@@ -1,1 +1,1 @@
-"""What training needs; so far, batches with a budget of tokens."""
+"""Training: arguments, trainers, batches, averaging, and a whole run."""

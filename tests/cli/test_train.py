@@ -1,0 +1,81 @@
+"""`hf-deqnar train` as a user runs it; what it trains is tested in tests/training."""
+
+import gzip
+import json
+
+import pytest
+
+from ..conftest import SENTENCES
+
+
+@pytest.fixture
+def data(tmp_path):
+    rows = [json.dumps({"en": source, "de": target}) for source, target in SENTENCES * 4]
+    file = tmp_path / "train.jsonl.gz"
+    with gzip.open(file, "wt", encoding="utf-8") as opened:
+        opened.write("\n".join([*rows, json.dumps({"en": "", "de": "leer"})]) + "\n")
+    return file
+
+
+@pytest.fixture
+def settings(tmp_path, data):
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        f"train_data: {data}\nvalidation_data: {data}\nvalidation_limit: 4\nsource: en\ntarget: de\nvocab_size: 400\n"
+        "config: {length: ctc, d_model: 32, encoder_layers: 1, max_nfe: 4}\nobjective: ctc+glat\nmax_tokens: 200\n"
+        "learning_rate: 1e-3\nwarmup_steps: 2\nmax_steps: 4\neval_strategy: steps\neval_steps: 2\nsave_steps: 2\nlogging_steps: 2\n"
+        f"use_cpu: true\ncache_dir: {tmp_path / 'cache'}\n"
+    )
+    return file
+
+
+def test_a_run_leaves_a_model_that_translates_and_goes_on_where_it_was(run, tmp_path, settings, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    output = tmp_path / "first"
+    done = run("train", settings, "--output_dir", output, "--report_to", "trackio", "--project", "test")
+    assert done.returncode == 0, done.stderr
+    assert "24 of 25 pairs are used (left out: 1 empty); 400 tokens." in done.stderr
+    assert "glibc keeps freed memory" in done.stderr or "left as it is" in done.stderr
+    assert "'nfe'" in done.stdout + done.stderr
+    assert any(b"nfe" in file.read_bytes() for file in (tmp_path / "trackio").rglob("*") if file.is_file())
+    again = run("train", settings, "--output_dir", output, "--report_to", "none")
+    assert again.returncode == 0, again.stderr
+    assert f"Going on from {output / 'checkpoint-4'}." in again.stderr
+    translated = run("translate", "--model", output, "A man is riding a horse.")
+    assert translated.returncode == 0, translated.stderr
+    changed = run("train", settings, "--output_dir", output, "--learning_rate", "0.5")
+    assert changed.returncode == 1
+    expected = f"hf-deqnar train: {output} holds a run with learning_rate=0.001, but now it is 0.5; choose another"
+    assert changed.stderr.strip().splitlines()[-1].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--objective", "ctc+glatt"], "'glatt' is unknown"),
+        (["--objective", "glat"], "objective 'glat' needs config.length = 'predict'"),
+        (["--max_length", "900"], "max_length=900, but the model takes 512 tokens; lower it."),
+        (["--tokenizer", "absent-folder"], "absent-folder has no tokenizer that can be loaded"),
+        (["--train_data", "absent.jsonl"], "There is neither a file absent.jsonl nor a pair"),
+        (["--target", "fr"], "line 1: no column fr; there are en, de."),
+        (["--max_tokens", "10"], "tokens does not fit into max_tokens=10; raise the budget"),
+    ],
+)
+def test_bad_settings_are_one_readable_line(tmp_path, settings, flags, message, capsys):
+    from hf_deqnar.cli.main import main
+
+    status = main(["train", str(settings), "--output_dir", str(tmp_path / "bad"), "--report_to", "none", *flags])
+    assert status == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("hf-deqnar train: ")
+    assert message in last
+
+
+def test_help_lists_the_flags_of_all_three_dataclasses(capsys):
+    from hf_deqnar.cli.main import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert all(flag in text for flag in ("--preset", "--train_data", "--objective", "--learning_rate"))
