@@ -23,8 +23,8 @@ def settings(tmp_path, data):
     file.write_text(
         f"train_data: {data}\nvalidation_data: {data}\nvalidation_limit: 4\nsource: en\ntarget: de\nvocab_size: 400\n"
         "config: {length: ctc, d_model: 32, encoder_layers: 1, max_nfe: 4}\nobjective: ctc+glat\nmax_tokens: 200\n"
-        "learning_rate: 1e-3\nwarmup_steps: 2\nmax_steps: 4\neval_strategy: steps\neval_steps: 2\nsave_steps: 2\nlogging_steps: 2\n"
-        f"use_cpu: true\ncache_dir: {tmp_path / 'cache'}\n"
+        "learning_rate: 1e-3\nwarmup_steps: 2\nmax_steps: 4\neval_strategy: steps\neval_steps: 2\nsave_steps: 2\n"
+        f"logging_steps: 2\nuse_cpu: true\ncache_dir: {tmp_path / 'cache'}\n"
     )
     return file
 
