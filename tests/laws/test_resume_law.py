@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from hf_deqnar.training import trainer as trainer_module
+from hf_deqnar.training.translation_trainer import UNFINISHED
 
 from ..conftest import DATA
 from ..training.conftest import make_trainer  # noqa: F401  (a fixture)
@@ -91,12 +91,12 @@ def test_a_run_stopped_while_it_writes_goes_on_from_the_checkpoint_before(
     with pytest.raises(Killed):
         trainer.train()
     monkeypatch.undo()
-    assert (tmp_path / "writing" / trainer_module.UNFINISHED).is_dir()
+    assert (tmp_path / "writing" / UNFINISHED).is_dir()
     resumed = make_trainer("writing", **settings())
     resumed.train(resume_from_checkpoint=True)
     found = final_weights(resumed)
     assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
-    assert not (tmp_path / "writing" / trainer_module.UNFINISHED).exists()
+    assert not (tmp_path / "writing" / UNFINISHED).exists()
 
 
 def test_the_best_weights_survive_too(make_trainer):  # noqa: F811

@@ -43,7 +43,7 @@ def test_the_defaults_are_those_of_the_field():
         (["--per_device_train_batch_size", "32"], "per_device_train_batch_size=32 has no effect: batches are made by"),
         (["--load_best_model_at_end", "--eval_strategy", "steps"], "average_best decides which weights are kept"),
         (["--max_tokens", "0"], "max_tokens must be at least 1, not 0"),
-        (["--correction", "-1"], "correction must not be negative, but is -1.0"),
+        (["--correction", "-1"], "correction must be at least 0, not -1.0"),
         (["--correction_share", "0"], "correction_share must be above 0 and at most 1"),
         (["--early_stopping_patience", "3"], "early_stopping_patience needs evaluations"),
         (["--preset", "huge"], "preset 'huge' is unknown; choose one of tiny, small"),

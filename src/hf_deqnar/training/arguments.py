@@ -27,11 +27,57 @@ WITHOUT_EFFECT = {
 
 
 @dataclass
-class DeqNarTrainingArguments(Seq2SeqTrainingArguments):
-    """`Seq2SeqTrainingArguments` with the defaults of the field, and what equilibrium training needs besides.
+class TranslationTrainingArguments(Seq2SeqTrainingArguments):
+    """`Seq2SeqTrainingArguments` with the defaults of the field.
 
     The optimiser is Adam(0.9, 0.98) with learning rate 5e-4, 10,000 updates of warm-up, inverse-square-root decay and
-    weight decay 0.01.
+    weight decay 0.01; batches are made by a budget of tokens, and the best evaluations are averaged.
+    """
+
+    max_tokens: int = field(
+        default=4096, metadata={"help": "Most rows × longest side of a batch, over all processes together."}
+    )
+    average_best: int = field(
+        default=5, metadata={"help": "The result is the average of so many best evaluations; 0 keeps the last weights."}
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after so many evaluations without a better one; never if unset."}
+    )
+    learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate after warm-up."})
+    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "How the learning rate changes."})
+    warmup_steps: float = field(
+        default=10_000, metadata={"help": "Updates with a rising learning rate; below 1: share."}
+    )
+    weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's memory of squared gradients."})
+    label_smoothing_factor: float | None = field(default=0.1, metadata={"help": "ε of label smoothing."})
+    metric_for_best_model: str = field(default="bleu", metadata={"help": "What decides which is best."})
+    logging_steps: float = field(default=100, metadata={"help": "Log every so many updates."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to go on from are kept."})
+    use_cache: bool = field(default=False, metadata={"help": "Training needs no cache of keys and values."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        defaults = {entry.name: entry.default for entry in fields(Seq2SeqTrainingArguments)}
+        for name, reason in WITHOUT_EFFECT.items():
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name}={getattr(self, name)} has no effect: {reason}.")
+        self.check_at_least(1, "max_tokens", "early_stopping_patience")
+        self.check_at_least(0, "average_best")
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            raise ValueError("early_stopping_patience needs evaluations; set eval_strategy to steps or epoch.")
+
+    def check_at_least(self, least: float, *names: str) -> None:
+        """Refuse fields that are set to less."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}.")
+
+
+@dataclass
+class DeqNarTrainingArguments(TranslationTrainingArguments):
+    """`TranslationTrainingArguments`, and what objectives and equilibria need besides.
 
     >>> DeqNarTrainingArguments("runs/example", objective="ctc+glat", max_tokens=4096).lr_scheduler_type.value
     'inverse_sqrt'
@@ -39,9 +85,6 @@ class DeqNarTrainingArguments(Seq2SeqTrainingArguments):
 
     objective: str = field(
         default="glat", metadata={"help": "What is learned: target+input+likelihood, such as ctc+glat or axe."}
-    )
-    max_tokens: int = field(
-        default=4096, metadata={"help": "Most rows × longest side of a batch, over all processes together."}
     )
     correction: float = field(
         default=0.0, metadata={"help": "Weight of the loss at one random state of the path to the equilibrium."}
@@ -70,51 +113,21 @@ class DeqNarTrainingArguments(Seq2SeqTrainingArguments):
         default=None, metadata={"help": "Trust in each candidate of dynamic_kd; the paper's if unset."}
     )
     beta: float = field(default=0.2, metadata={"help": "Weight of dynamic_kd's distortion."})
-    average_best: int = field(
-        default=5, metadata={"help": "The result is the average of so many best evaluations; 0 keeps the last weights."}
-    )
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after so many evaluations without a better BLEU; never if unset."}
-    )
     spectral_radius_rows: int = field(
         default=8, metadata={"help": "Validation sentences whose spectral radius is logged; 0 for none."}
     )
-
-    learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate after warm-up."})
-    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "How the learning rate changes."})
-    warmup_steps: float = field(
-        default=10_000, metadata={"help": "Updates with a rising learning rate; below 1: share."}
-    )
-    weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
-    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's memory of squared gradients."})
     label_smoothing_factor: float | None = field(
         default=None, metadata={"help": "ε of label smoothing. Unset: 0.1, and 0 for CTC, where it has no meaning."}
     )
-    metric_for_best_model: str = field(default="bleu", metadata={"help": "What decides which is best."})
-    logging_steps: float = field(default=100, metadata={"help": "Log every so many updates."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to go on from are kept."})
-    use_cache: bool = field(default=False, metadata={"help": "These models have no cache of keys and values."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.label_smoothing_factor is None:
             self.label_smoothing_factor = 0.0 if "ctc" in self.objective.split("+") else 0.1
-        defaults = {entry.name: entry.default for entry in fields(Seq2SeqTrainingArguments)}
-        for name, reason in WITHOUT_EFFECT.items():
-            if getattr(self, name) != defaults[name]:
-                raise ValueError(f"{name}={getattr(self, name)} has no effect: {reason}.")
-        for name in ("max_tokens", "max_nfe", "early_stopping_patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}.")
-        for name in ("correction", "initial", "jacobian", "average_best", "spectral_radius_rows", "denoising_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must not be negative, but is {value}.")
+        self.check_at_least(1, "max_nfe")
+        self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
         if not 0 < self.correction_share <= 1:
             raise ValueError(f"correction_share must be above 0 and at most 1, not {self.correction_share}.")
-        if self.early_stopping_patience is not None and self.eval_strategy == "no":
-            raise ValueError("early_stopping_patience needs evaluations; set eval_strategy to steps or epoch.")
 
 
 @dataclass

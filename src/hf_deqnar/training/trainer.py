@@ -1,44 +1,16 @@
-"""`DeqNarTrainer`: transformers' `Seq2SeqTrainer` for objectives, token budgets and equilibria."""
-
-import functools
-import os
-import shutil
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+"""`DeqNarTrainer`: learns an objective with equilibria."""
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import EarlyStoppingCallback, Seq2SeqTrainer, TrainerState
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint, rotate_checkpoints
-from transformers.utils import logging
 
-from ..corpus.evaluation import Translations, score, translate_sentences
-from ..corpus.reading import Pair
 from ..landscape import spectral_radius
-from ..objectives.objective import Objective, Term, check_objective, combine, parse_objective
+from ..objectives.objective import Objective, Term, check_objective, parse_objective
 from .arguments import DeqNarTrainingArguments
-from .averaging import average_weights, best_steps, load_weights, remove_all_but, save_weights
-from .batching import TokenBudgetLoader, TokenBudgetSampler, collate
-
-logger = logging.get_logger(__name__)
-
-UNFINISHED = "_unfinished"  # transformers does not upload names that begin with an underscore
-BEST = "best"
-GENERATED_TOGETHER = 64  # sentences per batch when validation translates
+from .translation_trainer import TranslationTrainer
 
 
-class DeqNarTrainer(Seq2SeqTrainer):
+class DeqNarTrainer(TranslationTrainer):
     """Trains a `DeqNarForConditionalGeneration` with the objective named in its arguments.
-
-    Data sets hold `input_ids` and `labels`; the validation set also `source` and `references` as text, against which
-    real translations are scored. Batches have a budget of tokens and depend on the seed and the epoch alone, whatever
-    the number of processes. After training the model has the average of the best weights.
-
-    A checkpoint is written beside the others and takes its name when it is whole, so that a run that was killed at any
-    moment goes on from the last one: `trainer.train(resume_from_checkpoint=True)`.
 
     >>> trainer = DeqNarTrainer(model, arguments, train_dataset=pairs, processing_class=tokenizer)   # doctest: +SKIP
     """
@@ -48,94 +20,12 @@ class DeqNarTrainer(Seq2SeqTrainer):
     def __init__(self, model: nn.Module, args: DeqNarTrainingArguments, **options) -> None:
         self.objective = objective_of(args)
         check_objective(self.objective, model.config)
-        if options.get("processing_class") is None:
-            raise ValueError("DeqNarTrainer needs processing_class=tokenizer, to score translations and to save it.")
-        if options.get("eval_dataset") is None and args.eval_strategy != "no":
-            raise ValueError(f"eval_strategy='{args.eval_strategy}' needs an eval_dataset.")
         model.config.objective = args.objective
-        options.setdefault("data_collator", functools.partial(collate, padding=model.config.pad_token_id))
-        super().__init__(model=model, args=args, **options)
-        if args.n_gpu > 1:
-            raise ValueError(f"One process cannot use {args.n_gpu} devices; start one for each with accelerate launch.")
-        self.label_smoother = None  # smoothing is the objective's
-        if args.early_stopping_patience is not None:
-            self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
-        self._writing_into: Path | None = None
-        self._place = (-1, 0)  # the update, and which of its batches
-        self._numbers: list[int] = []
-        self._sums: dict[str, Tensor] = {}
-        self._summed = 0
+        super().__init__(model, args, **options)
 
-    # ---- Data
-
-    def get_train_dataloader(self) -> TokenBudgetLoader:
-        return self._loader(self.train_dataset, shuffle=True)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> TokenBudgetLoader:
-        return self._loader(self.eval_dataset if eval_dataset is None else eval_dataset, shuffle=False)
-
-    def _loader(self, dataset: Any, shuffle: bool) -> TokenBudgetLoader:
-        lengths = [
-            max(len(source), len(target))
-            for source, target in zip(dataset["input_ids"], dataset["labels"], strict=True)
-        ]
-        sampler = TokenBudgetSampler(
-            lengths,
-            self.args.max_tokens,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            processes=self.args.world_size,
-            process=self.args.process_index,
-            shuffle=shuffle,
-        )
-        return TokenBudgetLoader(
-            dataset,
-            batch_sampler=sampler,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
-        )
-
-    # ---- A step
-
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The objective's loss, divided by the counts of the whole batch, whichever process holds which part of it."""
-        numbers = inputs.pop("number", None)
-        self._numbers = [] if numbers is None else numbers.tolist()
-        progress, generator = self.state.global_step / max(1, self.state.max_steps), self._generator()
-
-        def compute(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-            budget = self._budget()
-            return self.objective(self.model, batch, progress, generator, max_nfe=budget, share=self._share)
-
-        try:
-            with self.accelerator.autocast():
-                terms = run_as_forward(model, self.model, compute, inputs)
-        except FloatingPointError as error:  # the solver has noticed first
-            raise FloatingPointError(self._not_finite("loss", "not finite")) from error
-        loss = terms["loss"]
-        if not loss.isfinite():
-            raise FloatingPointError(self._not_finite("loss", loss.item()))
-        for name, value in terms.items():
-            if name != "loss":
-                self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
-        self._summed += 1
-        return (loss, terms) if return_outputs else loss
-
-    def _share(self, counts: Tensor) -> Tensor:
-        """Gradients are averaged over processes, so each divides by its share of the sum of all counts."""
-        if self.args.world_size == 1:
-            return counts
-        return self.accelerator.reduce(counts, reduction="sum") / self.args.world_size
-
-    def _generator(self) -> torch.Generator:
-        """A new one for every batch, made from its place in the run: there is nothing to save and restore."""
-        step, part = self._place
-        self._place = (self.state.global_step, part + 1 if step == self.state.global_step else 0)
-        place = self.state.global_step * self.args.gradient_accumulation_steps + self._place[1]
-        seed = (self.args.seed * 1_000_003 + place) * 65_537 + self.args.process_index
-        return torch.Generator(device=self.args.device).manual_seed(seed % 2**63)
+    def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
+        budget = self._budget() if self.model.training else None
+        return self.objective.terms(self.model, batch, progress, generator, max_nfe=budget)
 
     def _budget(self) -> int | None:
         """Most evaluations of a solve at this point of training."""
@@ -144,82 +34,11 @@ class DeqNarTrainer(Seq2SeqTrainer):
             steps = self.state.max_steps // 2 if self.model.config.refinement == "explicit" else 0
         return 1 if self.state.global_step < steps else self.args.max_nfe
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if not torch.as_tensor(norm).isfinite():
-            raise FloatingPointError(self._not_finite("gradient", float(norm)))
-        return norm
-
-    def _not_finite(self, what: str, value: Any) -> str:
-        last = get_last_checkpoint(self.args.output_dir) if os.path.isdir(self.args.output_dir) else None
-        pairs = f", pairs {self._numbers} of the corpus" if self._numbers else ""
-        kept = "no checkpoint was written yet" if last is None else f"the last good checkpoint is {last}"
-        return (
-            f"The {what} is {value} in update {self.state.global_step + 1}{pairs}; {kept}. "
-            "Lower the learning rate, or look at these pairs."
-        )
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the averages of the objective's terms since the last log."""
-        if "loss" in logs and self._summed:
-            averages = torch.stack(list(self._sums.values())).to(torch.float32) / self._summed
-            averages = self.accelerator.reduce(averages.to(self.args.device), reduction="mean")
-            logs |= {name: float(value) for name, value in zip(self._sums, averages, strict=True)}
-            self._sums, self._summed = {}, 0
-        super().log(logs, start_time)
-
-    # ---- Validation
-
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-        **options: Any,
-    ) -> dict[str, float]:
-        """Translate the validation set and score it; also every term of the objective, and the spectral radius.
-
-        `options` are those of `generate`. Random numbers drawn here do not change training.
-        """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        start = time.perf_counter()
-        training = self.model.training
-        self.model.eval()
-        devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(self.args.seed)
-            figures = {**self._validation_terms(dataset), **self._translate(dataset, options)}
-        self.model.train(training)
-        figures["runtime"] = time.perf_counter() - start
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
-        self.log(metrics)
-        if self.is_in_train and metric_key_prefix == "eval":
-            self._keep_if_good(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    @torch.no_grad()
-    def _validation_terms(self, dataset: Any) -> dict[str, float]:
-        """The objective as it would be at the end of training, over the whole set; and the spectral radius."""
-        generator = torch.Generator(device=self.args.device).manual_seed(self.args.seed)
-        totals: dict[str, Term] = {}
-        radius = {}
-        for batch in self.get_eval_dataloader(dataset):
-            batch = self._prepare_inputs(batch)
-            for name, term in self.objective.terms(self.model, batch, 1.0, generator).items():
-                known = totals.setdefault(name, Term(0 * term.total, 0 * term.count, term.weight))
-                known.total, known.count = known.total + term.total, known.count + term.count
-            if not radius and self.args.spectral_radius_rows and self.model.config.refinement != "stacked":
-                radius = {"spectral_radius": self._spectral_radius(batch)}
-        for term in totals.values():
-            term.total, term.count = (
-                self.accelerator.reduce(value.detach().float(), reduction="sum") for value in (term.total, term.count)
-            )
-        return {name: float(value) for name, value in combine(totals).items()} | radius
-
-    def _spectral_radius(self, batch: dict[str, Tensor]) -> float:
-        """Mean over a few sentences, in their equilibria."""
+    def validation_figures(self, batch: dict[str, Tensor]) -> dict[str, float]:
+        """The spectral radius of the transition in the equilibria of a few sentences, on average."""
         core, rows = self.model.model, slice(self.args.spectral_radius_rows)
+        if self.args.spectral_radius_rows == 0 or self.model.config.refinement == "stacked":
+            return {}
         input_ids, labels = batch["input_ids"][rows], batch["labels"][rows]
         source_mask = core.check_source(input_ids, batch["attention_mask"][rows], None)
         seen = core.encode(input_ids, source_mask)
@@ -229,122 +48,7 @@ class DeqNarTrainer(Seq2SeqTrainer):
         canvas_mask = core.check_canvas(canvas, None)
         bound = core.bind(canvas, canvas_mask, seen, source_mask)
         state = core.refine(bound, canvas_mask).state
-        return float(spectral_radius(bound, state, canvas_mask).mean())
-
-    def _translate(self, dataset: Any, options: dict[str, Any]) -> dict[str, float]:
-        """BLEU and chrF of real translations; every process translates its part."""
-        part = dataset.select(range(self.args.process_index, len(dataset), self.args.world_size))
-        found = translate_sentences(
-            self.model, self.processing_class, list(part["source"]), GENERATED_TOGETHER, show_progress=False, **options
-        )
-        texts = [found.texts]
-        if self.args.world_size > 1:
-            texts = gather_object(texts)
-        joined = [""] * len(dataset)
-        for process, translated in enumerate(texts):
-            joined[process :: self.args.world_size] = translated
-        pairs = [Pair(*row) for row in zip(dataset["source"], dataset["references"], strict=True)]
-        scored = score(Translations(joined, found.seconds), pairs)
-        return {"bleu": scored["bleu"], "chrf": scored["chrf"], "length_ratio": scored["length_ratio"]}
-
-    # ---- Checkpoints
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write into a folder of another name and rename it when all of it is there."""
-        output, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
-        unfinished = output / UNFINISHED
-        if self.args.should_save:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._writing_into = unfinished
-        self.state.best_global_step = None  # else it is looked for in the unfinished folder; `best` is our own
-        try:
-            super()._save_checkpoint(model, trial)
-        except Exception as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            last = get_last_checkpoint(str(output))
-            kept = "there is no earlier one" if last is None else f"{last} is intact"
-            raise OSError(f"{name} could not be written to {output} ({error}); {kept}.") from error
-        finally:
-            self._writing_into = None
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            shutil.rmtree(output / name, ignore_errors=True)
-            os.replace(unfinished / name, output / name)
-            unfinished.rmdir()
-            rotate_checkpoints(output_dir=str(output), save_total_limit=self.args.save_total_limit, use_mtime=True)
-            # Only now: a run that goes on from an older checkpoint must find the weights that were best then.
-            remove_all_but(output / BEST, map(self._best_path, self._best_steps()))
-        self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(output / name))
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self._writing_into is None else str(self._writing_into)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._writing_into is None:  # not before it has its name
-            super()._push_from_checkpoint(checkpoint_folder)
-
-    # ---- The best weights
-
-    def _best_steps(self) -> list[int]:
-        metric = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
-        return best_steps(self.state.log_history, metric, self.args.average_best, self.args.greater_is_better)
-
-    def _best_path(self, step: int) -> Path:
-        return Path(self.args.output_dir) / BEST / f"step-{step}.safetensors"
-
-    def _keep_if_good(self, metrics: dict[str, float]) -> None:
-        if self.args.should_save and self.state.global_step in self._best_steps():
-            save_weights(self.model, self._best_path(self.state.global_step))
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> TrainOutput:
-        """As in transformers; afterwards the model has the average of the best weights.
-
-        A run that had already taken all of its updates is not trained further.
-        """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-            if resume_from_checkpoint is None:
-                raise ValueError(f"There is no checkpoint in {self.args.output_dir} to go on from.")
-        if resume_from_checkpoint and self._already_trained(resume_from_checkpoint):
-            result = TrainOutput(self.state.global_step, 0.0, {})
-        else:
-            result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **options)
-        self._take_best()
-        return result
-
-    def _already_trained(self, checkpoint: str) -> bool:
-        state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
-        if not 0 < self.args.max_steps <= state.global_step:
-            return False
-        self._load_from_checkpoint(checkpoint)
-        self.state = state
-        return True
-
-    def _take_best(self) -> None:
-        """Average the best weights; but if the best alone translates better, take those."""
-        paths = [path for path in map(self._best_path, self._best_steps()) if path.is_file()]
-        self.accelerator.wait_for_everyone()
-        if not paths:
-            return
-        load_weights(self.model, average_weights(paths))
-        if len(paths) == 1:
-            return
-        averaged = self.evaluate(metric_key_prefix="averaged")
-        metric = self.args.metric_for_best_model.removeprefix("eval_")
-        scores = {
-            entry["step"]: entry[f"eval_{metric}"] for entry in self.state.log_history if f"eval_{metric}" in entry
-        }
-        alone, sign = scores[self._best_steps()[0]], 1 if self.args.greater_is_better else -1
-        better = sign * averaged[f"averaged_{metric}"] >= sign * alone
-        if not better:
-            load_weights(self.model, average_weights(paths[:1]))
-        logger.warning(
-            f"The average of the best {len(paths)} has a {metric} of {averaged[f'averaged_{metric}']:.2f}, the best "
-            f"alone {alone:.2f}: the {'average' if better else 'best alone'} is kept."
-        )
+        return {"spectral_radius": float(spectral_radius(bound, state, canvas_mask).mean())}
 
 
 def objective_of(args: DeqNarTrainingArguments) -> Objective:
@@ -354,29 +58,3 @@ def objective_of(args: DeqNarTrainingArguments) -> Objective:
     if args.gamma is not None:
         settings["gamma"] = tuple(args.gamma)
     return parse_objective(args.objective, label_smoothing=args.label_smoothing_factor, **settings)
-
-
-def run_as_forward(wrapped: nn.Module, model: nn.Module, compute: Callable[[Any], Any], batch: Any) -> Any:
-    """Call `compute` as if it were the model's forward pass.
-
-    A wrapper such as DistributedDataParallel gathers gradients only for what happens inside its own call.
-    """
-    if wrapped is model:
-        return compute(batch)
-    before = model.__dict__.get("forward")
-
-    def restore() -> None:
-        if before is None:
-            model.__dict__.pop("forward", None)
-        else:
-            model.forward = before
-
-    def forward(batch: Any) -> Any:
-        restore()
-        return compute(batch)
-
-    model.forward = forward
-    try:
-        return wrapped(batch)
-    finally:
-        restore()
