@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 
-from . import bench, evaluate, translate
+from . import bench, evaluate, report, translate
 
-VERBS = {"translate": translate, "evaluate": evaluate, "bench": bench}
+VERBS = {"translate": translate, "evaluate": evaluate, "report": report, "bench": bench}
 
 
 def make_parser() -> argparse.ArgumentParser:
