@@ -44,6 +44,19 @@ def padded(sentences: list[list[int]], padding: int = PAD, extra: int = 0) -> to
     return torch.tensor([sentence + [padding] * (longest - len(sentence)) for sentence in sentences])
 
 
+def with_input_predictor(tokens: torch.Tensor, **fields) -> DeqNarForConditionalGeneration:
+    """A model whose input predictor would reveal about half of the positions of these sentences, some more surely."""
+    model = small_model(input_predictor=True, **fields)
+    head = model.model.input_head
+    head.weight.data.normal_(generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        out = model(input_ids=tokens)
+        odds = head(out.last_hidden_state)[out.canvas_mask]
+    head.weight.data.mul_(1.5 / odds.std())
+    head.bias.data.fill_(-1.5 * odds.mean() / odds.std())
+    return model
+
+
 DATA = Path(os.environ.get("HF_DEQNAR_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SENTENCES = [
     ("A man is riding a horse.", "Ein Mann reitet auf einem Pferd."),

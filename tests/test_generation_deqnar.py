@@ -21,7 +21,7 @@ from hf_deqnar import DeqNarForConditionalGeneration, DeqNarGenerateOutput, DeqN
 from hf_deqnar.corpus.tokenizer import train_tokenizer
 from hf_deqnar.generation_deqnar import Candidates, TerminalStreamer, mask_weakest
 
-from .conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
+from .conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model, with_input_predictor
 
 MASK, BLANK, END = 4, 5, 2
 
@@ -140,6 +140,89 @@ def test_refinement_passes_follow_mask_predict_step_by_step(length):
     else:
         merged = [token for index, token in enumerate(chosen) if index == 0 or token != chosen[index - 1]]
         assert out.sequences[0].tolist() == [token for token in merged if token != BLANK]
+
+
+@pytest.mark.parametrize("length", ["predict", "ctc"])
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_a_sampled_input_is_what_the_predictor_says_and_stays_on_the_canvas(refinement, length, monkeypatch):
+    """`generate` against plain forward calls on the canvases it saw: nothing revealed, then arg-max tokens."""
+    tokens, canvases = padded(random_sentences(3, shortest=7)), []
+    model = with_input_predictor(tokens, refinement=refinement, length=length, tol=1e-9, max_nfe=60)
+    original = model.model.bind
+    monkeypatch.setattr(model.model, "bind", lambda canvas, *rest: canvases.append(canvas) or original(canvas, *rest))
+    out = model.generate(input_ids=tokens, input_sampling=True, return_dict_in_generate=True)
+    unseen, sampled = canvases
+    assert set(unseen.unique().tolist()) <= {PAD, MASK}
+    assert torch.equal(unseen == PAD, sampled == PAD)
+    with torch.no_grad():
+        first, second = (model(input_ids=tokens, decoder_input_ids=canvas) for canvas in (unseen, sampled))
+    assert out.nfe.tolist() == (first.nfe + second.nfe).tolist()
+    for logits in (first.logits, second.logits):
+        logits[..., [PAD, MASK, 0]] = float("-inf")
+    revealed = (sampled != MASK) & (sampled != PAD)
+    assert revealed.any()
+    assert (sampled == MASK).any()
+    assert torch.equal(sampled[revealed], first.logits.argmax(dim=-1)[revealed])
+    said = torch.where(revealed, sampled, second.logits.argmax(dim=-1))
+    for row, size in enumerate(out.canvas_lengths.tolist()):
+        text = said[row, :size].tolist()
+        if length == "ctc":
+            text = [token for place, token in enumerate(text) if place == 0 or token != text[place - 1]]
+        text = [token for token in text if token != BLANK]
+        assert out.sequences[row][out.sequences[row] != PAD].tolist() == text
+
+
+def test_positions_are_revealed_as_often_as_the_predictor_says(monkeypatch):
+    tokens, canvases = padded(random_sentences(4, shortest=6)), []
+    model = with_input_predictor(tokens, max_nfe=4)
+    original = model.model.bind
+    monkeypatch.setattr(model.model, "bind", lambda canvas, *rest: canvases.append(canvas) or original(canvas, *rest))
+    for seed in range(150):
+        model.generate(input_ids=tokens, input_sampling=True, sampling_seed=seed)
+    canvas_mask = canvases[0] != PAD
+    with torch.no_grad():
+        features = model(input_ids=tokens).last_hidden_state
+        chances = model.model.input_head(features).sigmoid()[canvas_mask]
+    shares = (torch.stack(canvases[1::2]) == MASK).double().mean(dim=0)[canvas_mask]
+    assert chances.min() < 0.3
+    assert chances.max() > 0.7
+    # 150 draws per position: their mean is off by 0.04 at most, and rarely by more than four times that
+    assert (shares - chances).abs().max() < 0.16
+    assert (shares - chances).mean().abs() < 0.02
+
+
+def test_a_predictor_that_masks_everything_changes_nothing_but_the_cost():
+    model, tokens = small_model(input_predictor=True), padded(random_sentences(3))
+    model.model.input_head.bias.data.fill_(100.0)
+    plain = model.generate(input_ids=tokens, length_beams=3, return_dict_in_generate=True)
+    sampled = model.generate(input_ids=tokens, length_beams=3, input_sampling=True, return_dict_in_generate=True)
+    assert torch.equal(plain.sequences, sampled.sequences)
+    assert torch.equal(2 * plain.nfe, sampled.nfe)
+
+
+def test_input_sampling_is_refused_where_it_has_no_meaning():
+    tokens = padded(random_sentences(2))
+    for model, options, message in [
+        (small_model(), {}, "input_sampling=True needs an input predictor, which this model has not; give it one with"),
+        (
+            with_input_predictor(tokens),
+            {"refinement_passes": 3},
+            "input_sampling=True and refinement_passes=3 exclude each",
+        ),
+        (
+            with_input_predictor(tokens, length="ctc"),
+            {"ctc_beam_size": 3},
+            "input_sampling=True and ctc_beam_size=3 exclude",
+        ),
+        (
+            with_input_predictor(tokens),
+            {"sampling_seed": -1},
+            "sampling_seed must be a whole number of at least 0, not -1",
+        ),
+        (with_input_predictor(tokens), {"input_sampling": "yes"}, "input_sampling must be True or False, not 'yes'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model.generate(input_ids=tokens, **{"input_sampling": True, **options})
 
 
 def test_deduplication_merges_equal_neighbours():

@@ -58,6 +58,9 @@ class DeqNarConfig(PreTrainedConfig):
             uniformly over it. None chooses `uniform` for CTC and `none` otherwise.
         latent: `vae` adds latent variables of `latent_dim` dimensions at source positions.
         latent_kl_factor, latent_free_bits: weight of their KL term, and how many nats a position may use for free.
+        input_predictor: whether there is a head that says which positions of a proxy input are masked, for
+            `generate(input_sampling=True)` and the MPLE report.
+        objective: what the model was trained with, such as `ctc+glat`; set by the trainer, read by the report.
 
     >>> DeqNarConfig.preset("tiny", vocab_size=4000, length="ctc").d_model
     128
@@ -122,6 +125,9 @@ class DeqNarConfig(PreTrainedConfig):
     latent_dim: int = 8
     latent_kl_factor: float | int = 1.0
     latent_free_bits: float | int = 0.0
+
+    input_predictor: bool = False
+    objective: str | None = None
 
     def __post_init__(self, **kwargs) -> None:
         pipelines = kwargs.pop("custom_pipelines", None)

@@ -6,6 +6,7 @@ are solved together, each is read as text and scored, and the best of every sent
 
 import copy
 import difflib
+import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.utils import ModelOutput
 
-from .alignment import collapse, pack, prefix_beam_search, starts_of_runs
+from .alignment import collapse, full_precision, pack, prefix_beam_search, starts_of_runs
 
 
 @dataclass
@@ -36,6 +37,11 @@ class Options:
     refinement_passes: int = field(
         default=1, metadata={"help": "Solves per sentence; from the second on, the weakest tokens are masked again."}
     )
+    input_sampling: bool = field(
+        default=False,
+        metadata={"help": "Let the input predictor choose tokens to reveal, and solve a second time with them."},
+    )
+    sampling_seed: int = field(default=0, metadata={"help": "Another number, another draw of input_sampling."})
     ctc_beam_size: int = field(default=1, metadata={"help": "Prefixes kept by CTC beam search; 1 takes the best path."})
     deduplicate: bool = field(default=False, metadata={"help": "Merge equal neighbouring tokens."})
     reranker: Any = field(
@@ -83,7 +89,9 @@ class DeqNarGenerationConfig(GenerationConfig):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be unset or a whole number of at least 1, not {value!r}.")
-        for name in ("deduplicate", "return_dict_in_generate", "output_trajectory"):
+        if not isinstance(self.sampling_seed, int) or self.sampling_seed < 0:
+            raise ValueError(f"sampling_seed must be a whole number of at least 0, not {self.sampling_seed!r}.")
+        for name in ("input_sampling", "deduplicate", "return_dict_in_generate", "output_trajectory"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         if self.tol is not None and not (isinstance(self.tol, (int, float)) and self.tol > 0):
@@ -205,6 +213,7 @@ class Candidates:
     residual: Tensor | None = None
     converged: Tensor | None = None
     log_probabilities: Tensor | None = None  # candidates, positions, vocabulary; kept for CTC beam search
+    masked_chances: Tensor | None = None  # candidates, positions: P(z_i is masked | X); kept for input sampling
 
 
 class DraftReader:
@@ -338,11 +347,26 @@ class DeqNarGenerationMixin:
             )
         if settings.stop_on_stable_tokens is not None and self.config.refinement == "stacked":
             raise ValueError("stop_on_stable_tokens has nothing to stop: refinement='stacked' evaluates once.")
+        if settings.input_sampling:
+            self._check_input_sampling(settings)
+
+    def _check_input_sampling(self, settings: DeqNarGenerationConfig) -> None:
+        if self.model.input_head is None:
+            raise ValueError(
+                "input_sampling=True needs an input predictor, which this model has not; "
+                "give it one with hf_deqnar.objectives.input_predictor.fit_input_predictor."
+            )
+        for option in ("refinement_passes", "ctc_beam_size"):
+            if getattr(settings, option) > 1:
+                raise ValueError(
+                    f"input_sampling=True and {option}={getattr(settings, option)} exclude each other: "
+                    "tokens that were sampled stay as they are; set one of them only."
+                )
 
     def _refine_candidates(
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
     ) -> tuple[Candidates, list[list[Draft]] | None]:
-        """Encode, lay out the canvases, and refine them in `refinement_passes` solves."""
+        """Encode, lay out the canvases, and refine them in `refinement_passes` solves; two if inputs are sampled."""
         memory = self.model.encode(input_ids, source_mask)
         canvas_lengths = self._canvas_lengths(memory, source_mask, settings)  # sentences, beams
         seen = memory if self.model.latent_head is None else self.model.latent_head(memory, source_mask, None, None)[0]
@@ -363,11 +387,13 @@ class DeqNarGenerationMixin:
         watching = settings.stop_on_stable_tokens is not None or settings.output_trajectory
         watching = watching or hasattr(streamer, "put_draft")
         reader = DraftReader(self.config, candidates, settings, streamer) if watching else None
-        for number in range(settings.refinement_passes):
-            if number > 0:
-                candidates.canvas = mask_weakest(
-                    candidates, number, settings.refinement_passes, self.config.mask_token_id
-                )
+        passes = 2 if settings.input_sampling else settings.refinement_passes
+        for number in range(passes):
+            if number > 0 and settings.input_sampling:
+                noise = sampling_noise(input_ids[sentence], source_mask, mask, settings.sampling_seed)
+                candidates.canvas = reveal_sampled(candidates, noise)
+            elif number > 0:
+                candidates.canvas = mask_weakest(candidates, number, passes, self.config.mask_token_id)
             bound = self.model.bind(candidates.canvas, mask, seen, source_mask, projected)
             if reader is not None:
                 reader.restart(partial(self._read_draft, bound))
@@ -378,6 +404,8 @@ class DeqNarGenerationMixin:
                 # The evaluation that gives the features comes after the solve, which the reader has watched.
                 reader(torch.arange(len(sentence), device=sentence.device), found.value, found.residual)
             self._update(candidates, found, keep_all=settings.ctc_beam_size > 1)
+            if settings.input_sampling:
+                candidates.masked_chances = self.model.input_head(found.value).float().sigmoid()
         return candidates, None if reader is None else reader.drafts
 
     def _canvas_lengths(self, memory: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig) -> Tensor:
@@ -439,27 +467,13 @@ class DeqNarGenerationMixin:
         """Mean log-likelihood per token of every text under the reranker, in one teacher-forced pass."""
         if isinstance(reranker, str):
             reranker = load_reranker(reranker, input_ids.device)
-        check_reranker(reranker, self.config.vocab_size)
+        check_scorer(reranker, self.config.vocab_size, "The reranker")
         padding, end = self.config.pad_token_id, self.config.eos_token_id
         labels, real = texts, texts != padding
         if isinstance(end, int):  # the reranker also judges where a text ends
             labels, real = with_end(texts, real, end)
-        longest = getattr(reranker.config, "max_position_embeddings", None)
-        width = max(input_ids.shape[1], labels.shape[1])
-        if longest is not None and width > longest:
-            raise ValueError(
-                f"A text of {width} tokens is too long for the reranker, which takes {longest}; split the text."
-            )
-        start = reranker.config.decoder_start_token_id
-        decoder_input_ids = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
-        outputs = reranker(
-            input_ids=input_ids[sentence],
-            attention_mask=source_mask[sentence].long(),
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1).long(),
-        )
-        scores = outputs.logits.float().log_softmax(dim=-1).gather(2, labels[:, :, None])[:, :, 0]
-        return (scores * real).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+        scores = teacher_forced(reranker, input_ids[sentence], source_mask[sentence], labels, real, "the reranker")
+        return scores.sum(dim=1) / real.sum(dim=1).clamp_min(1)
 
     def adjust_generation_fn(
         self,
@@ -496,6 +510,23 @@ def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: i
     return torch.where(rank < count[:, None], mask_token, candidates.tokens).where(candidates.mask, candidates.canvas)
 
 
+def reveal_sampled(candidates: Candidates, noise: Tensor) -> Tensor:
+    """Z drawn from the input predictor: arg-max P(t_i | X) where z_i is not masked (MPLE paper, appendix E.6)."""
+    revealed = (noise >= candidates.masked_chances) & candidates.mask
+    return torch.where(revealed, candidates.tokens, candidates.canvas)
+
+
+def sampling_noise(source: Tensor, source_mask: Tensor, mask: Tensor, seed: int) -> Tensor:
+    """Uniform in [0, 1), candidates × positions: a function of the candidate's own source and length, and the seed."""
+    noise = torch.zeros(mask.shape)
+    for place, canvas in enumerate(mask.sum(dim=1).tolist()):
+        tokens = source[place][source_mask[place]].tolist()
+        digest = hashlib.blake2b(repr((seed, canvas, tokens)).encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+        noise[place, :canvas] = torch.rand(canvas, generator=generator)
+    return noise.to(mask.device)
+
+
 def demote_repeated(scores: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
     """A text that stands before in its sentence's list goes to the end: lengths are clamped, texts may be cut."""
     sentences = int(sentence.max()) + 1
@@ -530,25 +561,41 @@ def with_end(texts: Tensor, real: Tensor, end: int) -> tuple[Tensor, Tensor]:
     return texts.masked_fill(added, end), real | added
 
 
+def teacher_forced(
+    scorer: Any, input_ids: Tensor, source_mask: Tensor, labels: Tensor, real: Tensor, whose: str
+) -> Tensor:
+    """log P(y_t | y_<t, X) of every label under an autoregressive model, in one pass; 0 where it is not `real`."""
+    longest = getattr(scorer.config, "max_position_embeddings", None)
+    width = max(input_ids.shape[1], labels.shape[1])
+    if longest is not None and width > longest:
+        raise ValueError(f"A text of {width} tokens is too long for {whose}, which takes {longest}; split the text.")
+    start = scorer.config.decoder_start_token_id
+    outputs = scorer(
+        input_ids=input_ids,
+        attention_mask=source_mask.long(),
+        decoder_input_ids=torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1),
+        decoder_attention_mask=torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1).long(),
+    )
+    return full_precision(outputs.logits).log_softmax(dim=-1).gather(2, labels[:, :, None])[:, :, 0] * real
+
+
 @lru_cache(maxsize=1)
 def load_reranker(name: str, device: torch.device) -> Any:
     """A frozen seq2seq model by name or path; the last one is kept, so that a corpus loads it once."""
     return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
 
 
-def check_reranker(reranker: Any, vocabulary: int) -> None:
-    """A reranker reads the very token ids that were generated, so it must have been trained on the same vocabulary."""
-    if not getattr(reranker.config, "is_encoder_decoder", False):
+def check_scorer(scorer: Any, vocabulary: int, whose: str) -> None:
+    """A scorer reads the model's very token ids, so it must have been trained on the same vocabulary."""
+    if not getattr(scorer.config, "is_encoder_decoder", False):
+        raise ValueError(f"{whose} is a {scorer.config.model_type} model without an encoder; use a seq2seq model.")
+    if scorer.config.vocab_size != vocabulary:
         raise ValueError(
-            f"The reranker is a {reranker.config.model_type} model without an encoder; use a seq2seq model."
-        )
-    if reranker.config.vocab_size != vocabulary:
-        raise ValueError(
-            f"The reranker has {reranker.config.vocab_size} tokens but the model has {vocabulary}; "
+            f"{whose} has {scorer.config.vocab_size} tokens but the model has {vocabulary}; "
             "train it with the same tokenizer (a teacher of the model is the natural choice)."
         )
-    if reranker.config.decoder_start_token_id is None:
-        raise ValueError("The reranker's config has no decoder_start_token_id, so it cannot score a text.")
+    if getattr(scorer.config, "decoder_start_token_id", None) is None:
+        raise ValueError(f"{whose} has no decoder_start_token_id in its config, so it cannot score a text.")
 
 
 def check_same_tokens(ours: Any, theirs: Any, whose: str) -> None:

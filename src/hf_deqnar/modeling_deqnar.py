@@ -146,6 +146,22 @@ class LatentHead(nn.Module):
         return memory + self.lift(sample), (divergence * source_mask).sum(dim=1)
 
 
+class InputHead(nn.Linear):
+    """The log-odds that a position of the proxy input is masked; even at first (MPLE paper, appendix E.6).
+
+    It reads the decoder's features of a canvas that is all `<mask>`. No training loss reaches it; it is fitted on
+    frozen features.
+    """
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__(config.d_model, 1)
+        self.requires_grad_(False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """rows × canvas."""
+        return super().forward(features)[..., 0]
+
+
 def copy_uniformly(memory: Tensor, source_lengths: Tensor, canvas_lengths: Tensor, canvas: int) -> Tensor:
     """Position t of a canvas of length N receives source position ⌊t·S/N⌋: rows × canvas × width."""
     position = torch.arange(canvas, device=memory.device)[None]
@@ -179,7 +195,7 @@ class DeqNarPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, Gaussian):
+        if isinstance(module, (Gaussian, InputHead)):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
@@ -210,7 +226,7 @@ def _one_evaluation(
 
 
 class DeqNarModel(DeqNarPreTrainedModel):
-    """Encoder, transition and length or latent heads, without the head that reads tokens."""
+    """Encoder, transition and length, latent and input heads, without the head that reads tokens."""
 
     def __init__(self, config: DeqNarConfig) -> None:
         super().__init__(config)
@@ -224,6 +240,7 @@ class DeqNarModel(DeqNarPreTrainedModel):
         rescale_weights(self.transition, config.weight_norm, config.weight_norm_clip)
         self.length_head = LengthHead(config) if config.length == "predict" else None
         self.latent_head = LatentHead(config) if config.latent == "vae" else None
+        self.input_head = InputHead(config) if config.input_predictor else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -7,7 +7,7 @@ from transformers import pipeline
 from hf_deqnar import solve
 from hf_deqnar.fixed_point import SOLVERS
 
-from ..conftest import REFINEMENTS, padded, random_sentences, real_sentences, small_model
+from ..conftest import REFINEMENTS, padded, random_sentences, real_sentences, small_model, with_input_predictor
 from .functions import Contraction
 
 
@@ -63,16 +63,23 @@ def test_a_sentence_is_read_the_same_in_any_company(refinement, length):
             assert together[place][1] == alone[index][1]
 
 
-@pytest.mark.parametrize("options", [{}, {"refinement_passes": 3}, {"stop_on_stable_tokens": 2}, {"beams": 3}])
+OPTIONS = [{}, {"refinement_passes": 3}, {"stop_on_stable_tokens": 2}, {"beams": 3}, {"input_sampling": True}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_a_real_sentence_is_translated_the_same_in_any_company(refinement, length, options, tokenizer):
     if refinement == "stacked" and "stop_on_stable_tokens" in options:
         pytest.skip("a stacked model evaluates once: there is nothing to stop")
-    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512}
-    model = small_model(refinement=refinement, length=length, **sizes)
-    options = {"ctc_beam_size" if length == "ctc" else "length_beams": 3} if "beams" in options else options
     sentences = real_sentences(6)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512}
+    fields = {"refinement": refinement, "length": length, **sizes}
+    if "input_sampling" in options:
+        model = with_input_predictor(tokenizer(sentences, return_tensors="pt", padding=True)["input_ids"], **fields)
+    else:
+        model = small_model(**fields)
+    options = {"ctc_beam_size" if length == "ctc" else "length_beams": 3} if "beams" in options else options
 
     def translate(batch: list[str]) -> list[tuple]:
         encoded = tokenizer(batch, return_tensors="pt", padding=True)

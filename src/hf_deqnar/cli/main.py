@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 
-from . import bench, evaluate, train, translate
+from . import bench, evaluate, report, train, translate
 
-VERBS = {"translate": translate, "train": train, "evaluate": evaluate, "bench": bench}
+VERBS = {"translate": translate, "train": train, "evaluate": evaluate, "report": report, "bench": bench}
 
 
 def make_parser() -> argparse.ArgumentParser:

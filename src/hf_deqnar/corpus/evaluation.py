@@ -2,9 +2,11 @@
 
 import itertools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -47,10 +49,7 @@ def translate_sentences(
         range(0, len(order), batch_size), desc="translating", unit="batch", disable=None if show_progress else True
     ):
         indices = order[first : first + batch_size]
-        cleaned = [clean_text(sentences[index]) or "." for index in indices]
-        batch = tokenizer(
-            cleaned, return_tensors="pt", padding=True, truncation=True, max_length=longest_source(model.config)
-        )
+        batch = _encode(tokenizer, [sentences[index] for index in indices], longest_source(model.config))
         result = model.generate(
             **{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}, **options
         )
@@ -65,6 +64,39 @@ def translate_sentences(
     if not ours:
         return Translations(texts, seconds)
     return Translations(texts, seconds, nfe, None if model.config.refinement == "stacked" else converged)
+
+
+def labelled_batches(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]], batch_size: int
+) -> tuple[list[dict[str, Tensor]], list[int]]:
+    """Sources and targets as batches of similar length, labels being −100 at padding, and the order of the pairs."""
+    order = sorted(range(len(pairs)), key=lambda index: (len(pairs[index][1]), len(pairs[index][0])))
+    batches = []
+    for first in range(0, len(order), batch_size):
+        sources, targets = zip(*(pairs[index] for index in order[first : first + batch_size]), strict=True)
+        batch = _encode(tokenizer, sources, longest_source(model.config))
+        answers = _encode(tokenizer, targets, model.config.max_position_embeddings, side="text_target")
+        labels = answers["input_ids"].masked_fill(answers["attention_mask"] == 0, -100)
+        columns = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
+        batches.append({name: values.to(model.device) for name, values in columns.items()})
+    return batches, order
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], longest: int | None, side: str = "text"
+) -> dict[str, Tensor]:
+    """Token ids, padded and cut to what a model takes; a row needs something in it, so an empty text becomes a dot."""
+    cleaned = [clean_text(text) or "." for text in texts]
+    return tokenizer(**{side: cleaned}, return_tensors="pt", padding=True, truncation=True, max_length=longest)
+
+
+def sentence_bleu(texts: list[str], references: list[list[str]]) -> list[list[float]]:
+    """Sentence BLEU, 0 to 100, of every text with each of its references alone; orders without n-grams do not count."""
+    bleu, _ = metrics(effective_order=True)
+    return [
+        [bleu.sentence_score(text, [reference]).score for reference in several]
+        for text, several in zip(texts, references, strict=True)
+    ]
 
 
 def score(translations: Translations, pairs: list[Pair]) -> dict[str, Any]:
@@ -119,12 +151,13 @@ def _chance(outcome: Any, baseline: Any) -> float | None:
     return 1.0 if outcome.score == baseline.score else float(outcome.p_value)
 
 
-def metrics() -> tuple[Any, Any]:
+def metrics(**bleu_options: Any) -> tuple[Any, Any]:
+    """sacreBLEU's BLEU and chrF."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError as error:
         raise ImportError("Scoring needs sacrebleu: pip install 'hf_deqnar[train]'.") from error
-    return BLEU(), CHRF()
+    return BLEU(**bleu_options), CHRF()
 
 
 def reference_streams(pairs: list[Pair]) -> list[list[str | None]]:

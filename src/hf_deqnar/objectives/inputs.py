@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..alignment import edit_distance
 
+SMALLEST_WEIGHT = 1e-12  # a token that must not be revealed still may, if there is no other
+
 
 @dataclass
 class Prediction:
@@ -81,12 +83,13 @@ def glancing(
         lengths = mask.sum(dim=1)
         errors = edit_distance(prediction.tokens, target, lengths, lengths)
     ratio = start + (end - start) * min(max(progress, 0.0), 1.0)
-    weights = {
-        "uniform": torch.ones_like(prediction.reference),
-        "reference": prediction.reference,
-        "difficulty": 1 - prediction.reference,
-    }[by]
+    weights = glancing_weights(prediction.reference, by)
     return reveal((ratio * errors.double() + 1e-6).long(), mask, weights, generator)
+
+
+def glancing_weights(reference: Tensor, by: str) -> Tensor:
+    """What a token's chance to be revealed is proportional to, given P(t_i | X)."""
+    return {"uniform": torch.ones_like(reference), "reference": reference, "difficulty": 1 - reference}[by]
 
 
 INPUTS: dict[str, ProxyInput] = {
@@ -111,7 +114,7 @@ def reveal(count: Tensor, mask: Tensor, weights: Tensor, generator: torch.Genera
     Gumbel noise added to log-weights turns "the largest" into such a sample (Efraimidis and Spirakis 2006).
     """
     uniform = torch.rand(mask.shape, generator=generator, device=mask.device).clamp(1e-12, 1 - 1e-7)
-    keys = weights.double().clamp_min(1e-12).log() - (-uniform.double().log()).log()
+    keys = weights.double().clamp_min(SMALLEST_WEIGHT).log() - (-uniform.double().log()).log()
     keys = keys.masked_fill(~mask, float("-inf"))
     rank = keys.argsort(dim=1, descending=True).argsort(dim=1)
     return (rank < count[:, None]) & mask

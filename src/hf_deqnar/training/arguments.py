@@ -54,6 +54,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     metric_for_best_model: str = field(default="bleu", metadata={"help": "What decides which is best."})
     logging_steps: float = field(default=100, metadata={"help": "Log every so many updates."})
     save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to go on from are kept."})
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Every weight takes part in every step, so nobody need look for others."}
+    )
     use_cache: bool = field(default=False, metadata={"help": "Training needs no cache of keys and values."})
 
     def __post_init__(self) -> None:
