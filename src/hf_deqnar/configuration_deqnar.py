@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 CHOICES = {
     "refinement": ("stacked", "implicit", "explicit", "mixed"),
     "layer_norm": ("post", "pre"),
+    "positions": ("sinusoidal", "learned"),
     "solver": ("picard", "anderson", "broyden"),
     "gradient": ("one_step", "phantom", "ift", "unrolled"),
     "gradient_solver": ("picard", "anderson", "broyden"),
@@ -43,6 +44,8 @@ class DeqNarConfig(PreTrainedConfig):
         decoder_layers: depth of a `stacked` decoder, and of the transition of `explicit`.
         transition_layers: decoder layers inside one evaluation of `implicit` and `mixed`.
         layer_norm: `post` (as in the paper) or `pre`.
+        positions: `sinusoidal`, or `learned`, one table for the source and one for the canvas (as in Bart).
+        layernorm_embedding: normalise the sum of token and position embeddings (as in Bart).
         solver, max_nfe, tol, memory, damping: see `fixed_point.solve`.
         gradient: how a loss reaches the parameters: `one_step`, `phantom`, `ift` or `unrolled`.
         gradient_steps: k of `phantom` and `unrolled`.
@@ -98,6 +101,8 @@ class DeqNarConfig(PreTrainedConfig):
     refinement: str = "implicit"
     transition_layers: int = 1
     layer_norm: str = "post"
+    positions: str = "sinusoidal"
+    layernorm_embedding: bool = False
 
     solver: str = "anderson"
     max_nfe: int = 20

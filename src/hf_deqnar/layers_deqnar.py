@@ -106,6 +106,24 @@ def sinusoidal_positions(length: int, width: int, device: torch.device, dtype: t
     return torch.cat([(position * frequency).sin(), (position * frequency).cos()], dim=1).to(dtype)
 
 
+class Positions(nn.Module):
+    """What is added to the token embeddings of one side, and how the sum is normalised."""
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__()
+        learned = config.positions == "learned"
+        self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
+        self.norm = nn.LayerNorm(config.d_model) if config.layernorm_embedding else nn.Identity()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """rows × length × width."""
+        if self.table is None:
+            positions = sinusoidal_positions(hidden.shape[1], hidden.shape[2], hidden.device, hidden.dtype)
+        else:
+            positions = self.table.weight[: hidden.shape[1]]
+        return self.norm(hidden + positions)
+
+
 class EncoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: DeqNarConfig) -> None:
         super().__init__()

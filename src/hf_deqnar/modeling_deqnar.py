@@ -19,11 +19,12 @@ from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .alignment import ctc_loss, full_precision
 from .configuration_deqnar import DeqNarConfig
+from .conversion_deqnar import backbone_weights, config_from_teacher, weights_from_teacher
 from .fixed_point import FixedPoint, Step, check_options, measure_residual
 from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from .implicit_gradient import GradientOptions, equilibrium
 from .landscape import held_weights, rescale_weights, rescaling_of
-from .layers_deqnar import DecoderLayer, Encoder, Record, additive_mask, sinusoidal_positions
+from .layers_deqnar import DecoderLayer, Encoder, Positions, Record, additive_mask
 from .transition_deqnar import TRANSITIONS, BoundTransition, Context
 
 if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
@@ -234,6 +235,7 @@ class DeqNarModel(DeqNarPreTrainedModel):
         whole = config.refinement in ("stacked", "explicit")
         self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
         self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.source_positions, self.canvas_positions = Positions(config), Positions(config)
         self.encoder = Encoder(config)
         transition = TRANSITIONS[config.refinement]
         self.transition = transition(config, config.decoder_layers if whole else config.transition_layers)
@@ -257,14 +259,13 @@ class DeqNarModel(DeqNarPreTrainedModel):
         mask = self.check_source(input_ids, attention_mask, None)
         return BaseModelOutput(last_hidden_state=self.encode(input_ids, mask))
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Scaled token embeddings plus positions: rows × length × width."""
-        hidden = self.shared(tokens) * self.embedding_scale
-        return hidden + sinusoidal_positions(tokens.shape[1], hidden.shape[2], hidden.device, hidden.dtype)
+    def embed(self, tokens: Tensor, positions: Positions | None = None) -> Tensor:
+        """Scaled token embeddings plus positions, those of the canvas if not given: rows × length × width."""
+        return (self.canvas_positions if positions is None else positions)(self.shared(tokens) * self.embedding_scale)
 
     def encode(self, input_ids: Tensor, source_mask: Tensor, record: Record | None = None) -> Tensor:
         """rows × source × width."""
-        hidden = self.embed(input_ids)
+        hidden = self.embed(input_ids, self.source_positions)
         return self.encoder(hidden, additive_mask(source_mask, hidden.dtype), record)
 
     def inject(self, canvas: Tensor, canvas_mask: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
@@ -508,6 +509,46 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         self.model = DeqNarModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    @classmethod
+    def from_teacher(
+        cls, teacher: PreTrainedModel, tokenizer: Any, **overrides: Any
+    ) -> "DeqNarForConditionalGeneration":
+        """A student that starts from a teacher's encoder, embeddings and decoder layers; Marian or Bart.
+
+        Its encoder computes what the teacher's does. The decoder's layers are the teacher's first ones (all of them if
+        the student has as many), without the causal mask.
+
+        Args:
+            tokenizer: the teacher's; it must have <mask> and <blank>.
+            overrides: fields of the student's configuration, such as `length="ctc"` or `refinement="stacked"`.
+        """
+        model = cls(config_from_teacher(teacher.config, tokenizer, overrides))
+        return model._take(weights_from_teacher(teacher, model.config), teacher.dtype)
+
+    @classmethod
+    def from_backbone(
+        cls, backbone: "DeqNarForConditionalGeneration", **overrides: Any
+    ) -> "DeqNarForConditionalGeneration":
+        """An equilibrium model whose transition is the decoder of a trained `stacked` one.
+
+        One evaluation from the initial state gives exactly what the backbone gives.
+
+        Args:
+            overrides: fields of the new configuration; `refinement` is `implicit` if not given.
+        """
+        if backbone.config.refinement != "stacked":
+            raise ValueError(f"A backbone has refinement='stacked', but this model '{backbone.config.refinement}'.")
+        settings = {"refinement": "implicit", "transition_layers": backbone.config.decoder_layers, **overrides}
+        model = cls(type(backbone.config).from_dict({**backbone.config.to_dict(), **settings}))
+        return model._take(backbone_weights(backbone, model), backbone.dtype)
+
+    def _take(self, weights: dict[str, Tensor], dtype: torch.dtype) -> "DeqNarForConditionalGeneration":
+        """Take up weights by name; the others keep their random start."""
+        unknown = self.to(dtype).load_state_dict(weights, strict=False).unexpected_keys
+        if unknown:
+            raise ValueError(f"The new model has no {unknown[0]}; it must have the width and depth of the old one.")
+        return self.eval()
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head

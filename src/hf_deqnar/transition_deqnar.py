@@ -116,7 +116,7 @@ class ExplicitTransition(Transition):
 class MixedTransition(Transition):
     """f = σ(F, emb ∘ argmax ∘ softmax ∘ F): features fused with the predicted token. DEQNAR section 3.3.
 
-    The fusion σ is residual, so that the state stays readable as features: σ(h, e) = norm(h + MLP(h, e)).
+    The fusion σ is residual, so that the state stays readable as features: σ(h, e) = h + MLP(h, e).
     """
 
     def __init__(self, config: DeqNarConfig, layers: int) -> None:
@@ -126,14 +126,12 @@ class MixedTransition(Transition):
             ACT2FN[config.activation_function],
             nn.Linear(config.d_model, config.d_model),
         )
-        self.fusion_norm = nn.LayerNorm(config.d_model)
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
         with torch.no_grad():
             tokens = predict(features, context).argmax(dim=-1)
         embedded = functional.embedding(tokens, context.embedding) * context.scale
-        fused = self.fusion(torch.cat([features, embedded], dim=-1))
-        return self.fusion_norm(features + fused)
+        return features + self.fusion(torch.cat([features, embedded], dim=-1))
 
 
 TRANSITIONS: dict[str, type[Transition]] = {

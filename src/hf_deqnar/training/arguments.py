@@ -152,17 +152,8 @@ class ModelArguments:
         self.settings()
 
     def settings(self) -> dict[str, Any]:
-        """`config` as values by field; each is read as YAML, so that 1e-3, true and null mean what they say."""
-        known = {entry.name for entry in fields(DeqNarConfig)}
-        found = {}
-        for assignment in self.config:
-            name, equals, value = assignment.partition("=")
-            if not equals:
-                raise ValueError(f"config '{assignment}' is not of the form field=value.")
-            if name not in known:
-                raise ValueError(f"config '{name}' is not a field of DeqNarConfig.")
-            found[name] = as_number(yaml.safe_load(value))
-        return found
+        """`config` as values by field."""
+        return settings_of(self.config, DeqNarConfig)
 
 
 @dataclass
@@ -220,6 +211,20 @@ def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
         if values:
             flags += [f"--{name}", *map(str, values)]
     return flags
+
+
+def settings_of(assignments: list[str], kind: type) -> dict[str, Any]:
+    """'field=value' each, for a configuration class; read as YAML, so that 1e-3, true and null mean what they say."""
+    known = {entry.name for entry in fields(kind)}
+    found = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"config '{assignment}' is not of the form field=value.")
+        if name not in known:
+            raise ValueError(f"config '{name}' is not a field of {kind.__name__}.")
+        found[name] = as_number(yaml.safe_load(value))
+    return found
 
 
 def as_number(value: Any) -> Any:

@@ -4,10 +4,11 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
@@ -18,8 +19,15 @@ from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.objective import check_objective
 from .allocator import keep_freed_memory
-from .arguments import DataArguments, DeqNarTrainingArguments, ModelArguments, parse_arguments
+from .arguments import (
+    DataArguments,
+    DeqNarTrainingArguments,
+    ModelArguments,
+    TranslationTrainingArguments,
+    parse_arguments,
+)
 from .trainer import DeqNarTrainer, objective_of
+from .translation_trainer import TranslationTrainer
 
 SETTINGS = "run.json"
 
@@ -39,31 +47,52 @@ def main(arguments: list[str] | None = None, program: str | None = None) -> None
 
 def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNarTrainingArguments) -> DeqNarTrainer:
     """One run, from texts to a saved model in `arguments.output_dir`."""
+
+    def make_model(tokenizer: PreTrainedTokenizerBase) -> DeqNarForConditionalGeneration:
+        model = find_model(model_arguments, tokenizer)
+        check_objective(objective_of(arguments), model.config)
+        return model
+
+    return conduct(data, arguments, model_arguments.model, make_model, DeqNarTrainer)
+
+
+def conduct(
+    data: DataArguments,
+    arguments: TranslationTrainingArguments,
+    start: str | None,
+    make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
+    make_trainer: Callable[..., TranslationTrainer],
+) -> TranslationTrainer:
+    """What every run does: read and tokenize, make the model, train or go on, save.
+
+    Args:
+        start: the model that training starts from, whose tokenizer is then used; None for a new one.
+        make_model: from the tokenizer to the model; called after seeding.
+        make_trainer: from model, arguments, data sets and tokenizer to the trainer.
+    """
     output = Path(arguments.output_dir)
     logging.disable_progress_bar()  # of files being written; training has its own
     say = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
     if arguments.device.type == "cpu":
-        kept = keep_freed_memory()
-        say(kept or "The allocator is left as it is.")
+        say(keep_freed_memory() or "The allocator is left as it is.")
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
     pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
     with arguments.main_process_first(desc="tokenizing"):
-        tokenizer = find_tokenizer(model_arguments, data, pairs, output)
+        tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, output)
         set_seed(arguments.seed)
-        model = find_model(model_arguments, tokenizer)
-        check_objective(objective_of(arguments), model.config)
+        model = make_model(tokenizer)
         tokenized = tokenize(pairs, tokenizer, model.config, data)
     left_out = ", ".join(f"{count:,} {fate}" for fate, count in tokenized.left_out.items()) or "none"
     used = f"{len(tokenized.dataset):,} of {len(pairs):,} pairs are used"
-    say(f"{used} (left out: {left_out}); {len(tokenizer):,} tokens.")
+    say(f"{used} (left out: {left_out}); {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
     validation = None
     if data.validation_data is not None:
         pairs = read_parallel(data.validation_data, data.source, data.target)[: data.validation_limit]
         validation = tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
 
-    settings = {name: plain(getattr(arguments, name)) for name in DECISIVE.split()}
-    settings |= {"model": model_arguments.model, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
+    settings = {name: plain(getattr(arguments, name)) for name in DECISIVE.split() if hasattr(arguments, name)}
+    settings |= {"model": start, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
     checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
     with arguments.main_process_first(desc="settings"):
         if checkpoint is not None:
@@ -71,9 +100,8 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         elif arguments.should_save:
             output.mkdir(parents=True, exist_ok=True)
             write_json(output / SETTINGS, {"settings": settings})
-    trainer = DeqNarTrainer(
-        model, arguments, train_dataset=tokenized.dataset, eval_dataset=validation, processing_class=tokenizer
-    )
+    datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
+    trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
     if checkpoint is not None:
         say(f"Going on from {checkpoint}.")
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -82,11 +110,8 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
     return trainer
 
 
-def find_tokenizer(
-    model_arguments: ModelArguments, data: DataArguments, pairs: list[Pair], output: Path
-) -> PreTrainedTokenizerBase:
-    """The named tokenizer, the model's own, the one this run trained before, or a new one."""
-    name = data.tokenizer or model_arguments.model
+def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], output: Path) -> PreTrainedTokenizerBase:
+    """The named tokenizer, the one this run trained before, or a new one."""
     folder = output / "tokenizer"
     if name is None and folder.is_dir():
         name = str(folder)
@@ -126,9 +151,9 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def tokenize(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: DeqNarConfig, data: DataArguments
+    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, data: DataArguments
 ) -> TokenizedPairs:
-    canvas = config.ctc_upsampling if config.length == "ctc" else None
+    canvas = config.ctc_upsampling if getattr(config, "length", None) == "ctc" else None
     longest = config.max_position_embeddings // (canvas or 1)
     if data.max_length > longest:
         raise ValueError(f"max_length={data.max_length}, but the model takes {longest} tokens; lower it.")

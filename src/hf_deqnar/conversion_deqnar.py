@@ -1,0 +1,100 @@
+"""Starting from models that are already trained: an autoregressive teacher, or a stacked backbone."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .configuration_deqnar import DeqNarConfig
+
+TEACHERS = ("marian", "bart")  # their layers are ours: post-norm, biases everywhere, shared embeddings
+LEARNED_OFFSET = 2  # Bart's tables of positions begin with two rows that are never used
+
+SAME_NAME = (
+    "d_model encoder_layers encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads "
+    "decoder_ffn_dim activation_function dropout max_position_embeddings scale_embedding vocab_size"
+)
+
+
+def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: dict[str, Any]) -> DeqNarConfig:
+    """A student's configuration: the teacher's sizes, the tokenizer's special tokens, and what is asked for."""
+    if teacher.model_type not in TEACHERS:
+        raise ValueError(
+            f"A student can start from {' and '.join(TEACHERS)} models, but this teacher is a {teacher.model_type}; "
+            "distil it, or learn from its energy."
+        )
+    fields = {name: getattr(teacher, name) for name in SAME_NAME.split()}
+    if teacher.model_type == "bart":
+        fields |= {"positions": "learned", "layernorm_embedding": True}
+    special = {"bos": "bos_token", "pad": "pad_token", "eos": "eos_token", "unk": "unk_token", "mask": "mask_token"}
+    fields |= {f"{name}_token_id": getattr(tokenizer, f"{token}_id") for name, token in special.items()}
+    vocabulary = tokenizer.get_vocab()
+    fields["blank_token_id"] = vocabulary.get("<blank>")
+    for name in ("mask", "blank"):
+        number = fields[f"{name}_token_id"]
+        if number is None or number >= teacher.vocab_size:
+            raise ValueError(
+                f"The teacher's vocabulary of {teacher.vocab_size} has no <{name}>; add it to the tokenizer and call "
+                "teacher.resize_token_embeddings(len(tokenizer))."
+            )
+    settings = {**fields, **overrides}
+    if "transition_layers" not in settings and settings.get("refinement", "implicit") in ("implicit", "mixed"):
+        settings["transition_layers"] = 1
+    return DeqNarConfig(**settings)
+
+
+def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict[str, Tensor]:
+    """The teacher's weights under the names that they have in a student of this configuration."""
+    theirs = teacher.state_dict()
+    weights = {"model.shared.weight": theirs["model.shared.weight"], "lm_head.weight": theirs["lm_head.weight"]}
+    whole = config.refinement in ("stacked", "explicit")
+    depth = config.decoder_layers if whole else config.transition_layers
+    for side, count, available in (
+        ("encoder", config.encoder_layers, teacher.config.encoder_layers),
+        ("decoder", depth, teacher.config.decoder_layers),
+    ):
+        if count > available:
+            raise ValueError(f"The student's {side} has {count} layers but the teacher's only {available}.")
+        home = "model.encoder.layers" if side == "encoder" else "model.transition.layers"
+        for number in range(count):
+            weights |= _layer(theirs, f"model.{side}.layers.{number}", f"{home}.{number}", side == "decoder")
+    if config.positions == "learned":
+        for side, home in (("encoder", "source_positions"), ("decoder", "canvas_positions")):
+            weights[f"model.{home}.table.weight"] = theirs[f"model.{side}.embed_positions.weight"][LEARNED_OFFSET:]
+            for name in ("weight", "bias"):
+                weights[f"model.{home}.norm.{name}"] = theirs[f"model.{side}.layernorm_embedding.{name}"]
+    return weights
+
+
+def _layer(theirs: dict[str, Tensor], source: str, home: str, decoder: bool) -> dict[str, Tensor]:
+    """One layer: queries, keys and values that are computed together here are put together."""
+    weights = {}
+    norms = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if decoder else []), "final_layer_norm"]
+    for kind in ("weight", "bias"):
+
+        def joined(attention: str, parts: str, kind: str = kind) -> Tensor:
+            return torch.cat([theirs[f"{source}.{attention}.{part}_proj.{kind}"] for part in parts])
+
+        weights[f"{home}.self_attention.query_key_value.{kind}"] = joined("self_attn", "qkv")
+        weights[f"{home}.self_attention.output.{kind}"] = theirs[f"{source}.self_attn.out_proj.{kind}"]
+        if decoder:
+            weights[f"{home}.cross_attention.query.{kind}"] = joined("encoder_attn", "q")
+            weights[f"{home}.cross_attention.key_value.{kind}"] = joined("encoder_attn", "kv")
+            weights[f"{home}.cross_attention.output.{kind}"] = theirs[f"{source}.encoder_attn.out_proj.{kind}"]
+        weights[f"{home}.feed_forward.expand.{kind}"] = theirs[f"{source}.fc1.{kind}"]
+        weights[f"{home}.feed_forward.contract.{kind}"] = theirs[f"{source}.fc2.{kind}"]
+        for place, norm in enumerate(norms):
+            weights[f"{home}.norms.{place}.{kind}"] = theirs[f"{source}.{norm}.{kind}"]
+    return weights
+
+
+def backbone_weights(backbone: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The backbone's weights as they are; a fusion, which it does not have, begins by changing nothing."""
+    weights = dict(backbone.state_dict())
+    if model.config.refinement == "mixed":
+        last = "model.transition.fusion.2"
+        weights |= {
+            f"{last}.{kind}": torch.zeros_like(model.state_dict()[f"{last}.{kind}"]) for kind in ("weight", "bias")
+        }
+    return weights

@@ -1,0 +1,122 @@
+"""Autoregressive teachers: Marian models in the sizes of the MPLE paper, trained with the student's tokenizer."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+
+from ..objectives.objective import Term
+from ..objectives.projection import cross_entropy_total
+from .arguments import DataArguments, TranslationTrainingArguments, parse_arguments, settings_of
+from .run import conduct
+from .translation_trainer import TranslationTrainer
+
+# Table 10 of the MPLE paper (Huang et al. 2022); as many layers in the encoder as in the decoder.
+SIZES = {
+    "tiny": {"width": 128, "feed_forward": 512, "layers": 3, "heads": 4, "dropout": 0.1},
+    "small": {"width": 256, "feed_forward": 1024, "layers": 3, "heads": 4, "dropout": 0.1},
+    "base": {"width": 512, "feed_forward": 2048, "layers": 6, "heads": 8, "dropout": 0.3},
+    "big": {"width": 1024, "feed_forward": 4096, "layers": 6, "heads": 8, "dropout": 0.3},
+}
+
+
+@dataclass
+class TeacherArguments:
+    """Which teacher is trained."""
+
+    size: str = field(default="tiny", metadata={"help": f"Size of the teacher: {', '.join(SIZES)}."})
+    config: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Fields of its MarianConfig, such as dropout=0.3 decoder_layers=1 (in YAML: a mapping)."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise ValueError(f"size '{self.size}' is unknown; choose one of {', '.join(SIZES)}.")
+        settings_of(self.config, MarianConfig)
+
+
+def teacher_config(size: str, tokenizer: PreTrainedTokenizerBase, **overrides: Any) -> MarianConfig:
+    """The configuration of a teacher of a named size.
+
+    Post-norm layers with ReLU, tied embeddings and sinusoidal positions: those of our students, which can then start
+    from it. A text begins with the padding token, as in Marian.
+    """
+    chosen = SIZES[size]
+    padding, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    fields = {
+        "vocab_size": len(tokenizer),
+        "d_model": chosen["width"],
+        "encoder_layers": chosen["layers"],
+        "decoder_layers": chosen["layers"],
+        "encoder_attention_heads": chosen["heads"],
+        "decoder_attention_heads": chosen["heads"],
+        "encoder_ffn_dim": chosen["feed_forward"],
+        "decoder_ffn_dim": chosen["feed_forward"],
+        "dropout": chosen["dropout"],
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "activation_function": "relu",
+        "init_std": chosen["width"] ** -0.5,
+        "scale_embedding": True,
+        "max_position_embeddings": 512,
+        "pad_token_id": padding,
+        "eos_token_id": end,
+        "bos_token_id": tokenizer.bos_token_id,
+        "decoder_start_token_id": padding,
+        "forced_eos_token_id": end,
+    }
+    return MarianConfig(**{**fields, **overrides})
+
+
+def make_teacher(config: MarianConfig, tokenizer: PreTrainedTokenizerBase) -> MarianMTModel:
+    """A teacher with random weights, and with generation options that keep special tokens out of texts."""
+    model = MarianMTModel(config)
+    special = [tokenizer.pad_token_id, tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(["<mask>", "<blank>"])]
+    model.generation_config.suppress_tokens = sorted(
+        {token for token in special if token is not None and token != tokenizer.unk_token_id}
+    )
+    model.generation_config.max_length = 256
+    model.generation_config.num_beams = 1
+    return model
+
+
+class TeacherTrainer(TranslationTrainer):
+    """Trains an autoregressive Marian model by teacher forcing: −Σ log p(y_t | y_<t, x), with label smoothing."""
+
+    def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
+        model, labels = self.model, batch["labels"]
+        start = torch.full_like(labels[:, :1], model.config.decoder_start_token_id)
+        # What stands behind the end of a row is never looked back at by what counts.
+        inputs = torch.cat([start, labels[:, :-1]], dim=1).clamp_min(0)
+        hidden = model.model(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            decoder_input_ids=inputs,
+            use_cache=False,
+        ).last_hidden_state
+        real = labels >= 0
+        # The logits' bias is a buffer that stays zero, so the projection is the embedding alone.
+        smoothing = self.args.label_smoothing_factor if model.training else 0.0
+        total = cross_entropy_total(hidden[real], model.lm_head.weight, labels[real], smoothing)
+        return {"likelihood": Term(total, real.sum(), 1.0)}
+
+
+def main(arguments: list[str] | None = None, program: str | None = None) -> None:
+    """Parse, train, save; a run whose folder holds checkpoints goes on from the last of them."""
+    kinds = (TeacherArguments, DataArguments, TranslationTrainingArguments)
+    train_teacher(*parse_arguments(kinds, arguments, program))
+
+
+def train_teacher(
+    teacher: TeacherArguments, data: DataArguments, arguments: TranslationTrainingArguments
+) -> TranslationTrainer:
+    """One run, from texts to a saved teacher in `arguments.output_dir`."""
+
+    def make_model(tokenizer: PreTrainedTokenizerBase) -> MarianMTModel:
+        overrides = settings_of(teacher.config, MarianConfig)
+        return make_teacher(teacher_config(teacher.size, tokenizer, **overrides), tokenizer)
+
+    return conduct(data, arguments, None, make_model, TeacherTrainer)

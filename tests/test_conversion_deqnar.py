@@ -1,0 +1,107 @@
+"""Students that start from a teacher, and equilibrium models that start from a backbone."""
+
+import pytest
+import torch
+from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel, T5Config
+from transformers import T5ForConditionalGeneration as T5
+
+from hf_deqnar import DeqNarForConditionalGeneration
+
+from .conftest import PAD, padded, random_sentences, small_model
+
+SIZES = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4}
+SIZES |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 48, "max_position_embeddings": 64}
+SIZES |= {"scale_embedding": True, "pad_token_id": PAD, "eos_token_id": 2, "decoder_start_token_id": PAD}
+
+NEARLY = {"rtol": 1e-5, "atol": 1e-6}  # Marian's sines are rounded to float32
+
+
+def teacher_of(kind: str, tokenizer) -> torch.nn.Module:
+    torch.manual_seed(0)
+    classes = {"marian": (MarianConfig, MarianMTModel), "bart": (BartConfig, BartForConditionalGeneration)}
+    config_class, model_class = classes[kind]
+    model = model_class(config_class(vocab_size=len(tokenizer), activation_function="relu", **SIZES)).double().eval()
+    with torch.no_grad():  # biases and norms are trivial at first, and a test would not see them mixed up
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(params=["marian", "bart"])
+def teacher(request, tokenizer):
+    return teacher_of(request.param, tokenizer)
+
+
+def test_a_students_encoder_computes_what_the_teachers_does(teacher, tokenizer):
+    student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, length="ctc")
+    tokens = padded(random_sentences(4))
+    mask = tokens != PAD
+    with torch.no_grad():
+        mine = student.get_encoder()(tokens).last_hidden_state
+        theirs = teacher.get_encoder()(tokens, attention_mask=mask.long()).last_hidden_state
+    torch.testing.assert_close(mine[mask], theirs[mask], **NEARLY)
+
+
+def test_a_students_whole_decoder_is_the_teachers_without_its_causal_mask(teacher, tokenizer):
+    """On one position there is nothing to mask: the two must agree in their logits."""
+    student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement="stacked")
+    tokens = padded(random_sentences(4))
+    canvas = torch.full((4, 1), student.config.mask_token_id)
+    with torch.no_grad():
+        mine = student(input_ids=tokens, decoder_input_ids=canvas).logits
+        mask = (tokens != PAD).long()
+        theirs = teacher(input_ids=tokens, attention_mask=mask, decoder_input_ids=canvas).logits
+    torch.testing.assert_close(mine, theirs - teacher.final_logits_bias, **NEARLY)
+
+
+@pytest.mark.parametrize("refinement", ["implicit", "mixed", "explicit"])
+def test_a_student_of_any_kind_generates_and_survives_saving(teacher, tokenizer, refinement, tmp_path):
+    student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement=refinement)
+    expected = 3 if refinement == "explicit" else 1
+    assert len(student.model.transition.layers) == expected
+    tokens = padded(random_sentences(3))
+    out = student.float().generate(tokens)
+    student.save_pretrained(tmp_path)
+    loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded.generate(tokens), out)
+
+
+def test_what_cannot_be_a_teacher_is_named(tokenizer):
+    t5 = T5(T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    with pytest.raises(ValueError, match="can start from marian and bart models, but this teacher is a t5"):
+        DeqNarForConditionalGeneration.from_teacher(t5, tokenizer)
+    small = MarianMTModel(MarianConfig(vocab_size=5, **SIZES))
+    with pytest.raises(ValueError, match="vocabulary of 5 has no <blank>; add it to the tokenizer and call"):
+        DeqNarForConditionalGeneration.from_teacher(small, tokenizer)
+    with pytest.raises(ValueError, match="decoder has 5 layers but the teacher's only 3"):
+        DeqNarForConditionalGeneration.from_teacher(teacher_of("marian", tokenizer), tokenizer, transition_layers=5)
+
+
+@pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
+@pytest.mark.parametrize("options", [{"length": "predict"}, {"length": "ctc", "latent": "vae", "layer_norm": "pre"}])
+def test_one_evaluation_of_a_model_from_a_backbone_is_the_backbone(refinement, options):
+    backbone = small_model(refinement="stacked", **options)
+    model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement)
+    assert model.config.refinement == refinement
+    tokens = padded(random_sentences(4))
+    with torch.no_grad():
+        mine, theirs = model(input_ids=tokens, max_nfe=1), backbone(input_ids=tokens)
+        assert torch.equal(mine.logits[mine.canvas_mask], theirs.logits[theirs.canvas_mask])
+        settled = model(input_ids=tokens)
+    assert settled.nfe.min() > 1
+    assert not torch.equal(settled.logits, theirs.logits)
+
+
+def test_a_backbone_may_be_saved_and_normed_and_must_be_one(tmp_path):
+    backbone = small_model(torch.float32, refinement="stacked", weight_norm="weight")
+    model = DeqNarForConditionalGeneration.from_backbone(backbone)
+    model.save_pretrained(tmp_path)
+    tokens = padded(random_sentences(2))
+    loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
+    mine, theirs = loaded(input_ids=tokens, max_nfe=1), backbone(input_ids=tokens)
+    assert torch.equal(mine.logits[mine.canvas_mask], theirs.logits[theirs.canvas_mask])
+    with pytest.raises(ValueError, match="A backbone has refinement='stacked', but this model 'implicit'"):
+        DeqNarForConditionalGeneration.from_backbone(model)
+    with pytest.raises(ValueError, match="has no model.transition.layers.1.*width and depth of the old one"):
+        DeqNarForConditionalGeneration.from_backbone(backbone, transition_layers=1)

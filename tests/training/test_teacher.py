@@ -1,0 +1,78 @@
+"""Teachers: ordinary Marian models, trained by the same machinery."""
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForSeq2SeqLM, MarianMTModel
+
+from hf_deqnar.corpus.tokenized import tokenize_for_validation, tokenize_pairs
+from hf_deqnar.training.arguments import TranslationTrainingArguments
+from hf_deqnar.training.teacher import SIZES, TeacherArguments, TeacherTrainer, make_teacher, teacher_config
+
+from .conftest import PAIRS
+
+
+def make(tokenizer, folder, **options):
+    torch.manual_seed(0)
+    config = teacher_config("tiny", tokenizer, d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, dropout=0.0)
+    settings = {"max_steps": 6, "max_tokens": 400, "learning_rate": 5e-3, "warmup_steps": 5, "use_cpu": True}
+    settings |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "label_smoothing_factor": 0.1}
+    return TeacherTrainer(
+        make_teacher(config, tokenizer),
+        TranslationTrainingArguments(str(folder), **{**settings, **options}),
+        train_dataset=tokenize_pairs(PAIRS, tokenizer, max_length=60, cache=folder / "cache").dataset,
+        eval_dataset=tokenize_for_validation(PAIRS[:6], tokenizer, max_length=60),
+        processing_class=tokenizer,
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_sizes_are_those_of_the_paper(size, tokenizer):
+    config = teacher_config(size, tokenizer)
+    expected = {"tiny": (128, 512, 3, 4), "small": (256, 1024, 3, 4), "base": (512, 2048, 6, 8)}
+    expected["big"] = (1024, 4096, 6, 8)
+    found = (config.d_model, config.decoder_ffn_dim, config.decoder_layers, config.decoder_attention_heads)
+    assert found == expected[size]
+    assert config.dropout == (0.1 if size in ("tiny", "small") else 0.3)
+
+
+def test_the_loss_is_the_models_own(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path)
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.model.train()
+    term = trainer.compute_terms(batch, 0.0, torch.Generator())["likelihood"]
+    out = trainer.model(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")})
+    expected = functional.cross_entropy(out.logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(term.total / term.count, expected)
+    trainer.model.eval()
+    term = trainer.compute_terms(batch, 0.0, torch.Generator())["likelihood"]
+    torch.testing.assert_close(term.total / term.count, out.loss)
+
+
+def test_a_teacher_learns_and_is_an_ordinary_model(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path, max_steps=150, eval_strategy="steps", eval_steps=50, warmup_steps=20)
+    trainer.train()
+    scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
+    assert scores[-1] > 90
+    trainer.save_model()
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert type(loaded) is MarianMTModel
+    batch = tokenizer([PAIRS[0].source], return_tensors="pt")
+    for beams in (1, 5):
+        tokens = loaded.generate(**batch, num_beams=beams)
+        assert tokenizer.decode(tokens[0], skip_special_tokens=True) == PAIRS[0].references[0]
+
+
+def test_special_tokens_never_stand_in_a_text(tokenizer, tmp_path):
+    trainer = make(tokenizer, tmp_path)
+    batch = tokenizer([pair.source for pair in PAIRS[:6]], return_tensors="pt", padding=True)
+    tokens = trainer.model.generate(**batch, max_length=40)
+    never = torch.tensor(tokenizer.convert_tokens_to_ids(["<s>", "<mask>", "<blank>"]))
+    assert not torch.isin(tokens, never).any()
+
+
+def test_an_unknown_size_or_field_is_refused():
+    with pytest.raises(ValueError, match="size 'huge' is unknown; choose one of tiny, small, base, big"):
+        TeacherArguments(size="huge")
+    with pytest.raises(ValueError, match="config 'refinement' is not a field of MarianConfig"):
+        TeacherArguments(config=["refinement=implicit"])
