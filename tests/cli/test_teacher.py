@@ -1,0 +1,38 @@
+"""`hf-deqnar teacher`: a small run, started again, used by `translate`-like tools through its folder."""
+
+import json
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_deqnar.cli.main import main
+
+from ..conftest import SENTENCES
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES * 4))
+    found = ["teacher", "--train_data", file, "--validation_data", file, "--validation_limit", 4, "--source", "en"]
+    found += ["--target", "de", "--vocab_size", 400, "--size", "tiny", "--config", "d_model=32", "decoder_layers=1"]
+    found += ["--max_tokens", 200, "--warmup_steps", 2, "--max_steps", 4, "--eval_strategy", "steps", "--eval_steps", 2]
+    found += ["--save_steps", 2, "--use_cpu", "--report_to", "none", "--cache_dir", tmp_path / "cache"]
+    return [str(part) for part in [*found, "--output_dir", tmp_path / "teacher"]]
+
+
+def test_a_teacher_is_trained_and_can_be_loaded_by_transformers(arguments, tmp_path, capsys):
+    assert main(arguments) == 0
+    assert "24 of 24 pairs are used (left out: none); 400 tokens" in capsys.readouterr().err
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "teacher")
+    assert (model.config.model_type, model.config.d_model, model.config.decoder_layers) == ("marian", 32, 1)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "teacher")) == 400
+    assert main(arguments) == 0
+    assert f"Going on from {tmp_path / 'teacher' / 'checkpoint-4'}." in capsys.readouterr().err
+
+
+def test_bad_settings_are_one_readable_line(arguments, capsys):
+    assert main([*arguments, "--size", "huge"]) == 1
+    assert capsys.readouterr().err.strip() == (
+        "hf-deqnar teacher: size 'huge' is unknown; choose one of tiny, small, base, big."
+    )
