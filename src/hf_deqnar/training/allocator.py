@@ -32,7 +32,7 @@ def keep_freed_memory() -> str | None:
         return None
     mallopt = ctypes.CDLL(None).mallopt
     for number, value in SETTINGS.values():
-        if mallopt(number, value) != 1:  # glibc before 2.35 takes thresholds up to 32 MB only
+        if mallopt(number, value) != 1:  # old ones refuse a threshold this high
             return None
     return f"glibc keeps freed memory for the next step ({', '.join(SETTINGS)}); set MALLOC_* variables to choose."
 
