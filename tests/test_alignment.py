@@ -10,6 +10,7 @@ from hf_deqnar.alignment import (
     collapse,
     ctc_loss,
     edit_distance,
+    likeliest,
     matched_target,
     needed_canvas,
     prefix_beam_search,
@@ -212,3 +213,12 @@ def test_the_edit_distance_is_levenshteins():
     for row in range(30):
         expected = by_recursion(first[row, : lengths[0][row]].tolist(), second[row, : lengths[1][row]].tolist())
         assert int(found[row]) == expected
+
+
+@pytest.mark.parametrize("vocabulary", [3, 64, 130, 256])
+def test_the_likeliest_word_is_the_arg_max(vocabulary):
+    logits = torch.randn(50, 7, vocabulary)
+    logits[0, 0] = 0.0  # all alike: the first
+    logits[1] = float("-inf")
+    logits[1, :, -1] = -1.0
+    assert torch.equal(likeliest(logits), logits.argmax(dim=-1))

@@ -10,6 +10,7 @@ from transformers.utils import hub
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from hf_deqnar.landscape import jacobian_penalty
+from hf_deqnar.transition_deqnar import draw_kept
 
 from .conftest import FIRST_WORD, PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
 
@@ -508,11 +509,20 @@ def test_the_parts_of_the_loss_have_their_weights():
     assert charged == pytest.approx(free + 3 * (parts["kl"].sum() / lengths.sum()).item())
 
 
+@pytest.mark.parametrize("dropout", [1e-9, 0.1, 0.5, 0.9])
+def test_dropout_masks_have_the_chance_that_was_asked_for(dropout):
+    kept = draw_kept(torch.zeros(1, dtype=torch.float64), (1001, 3, 7, 13), dropout)  # not a multiple of four
+    assert (kept == 0).double().mean() == pytest.approx(dropout, abs=0.005)
+    assert kept.max() == pytest.approx(1 / (1 - dropout), rel=1e-4)
+    neighbours = ((kept == 0).double() - dropout).flatten()
+    assert (neighbours[1:] * neighbours[:-1]).mean() == pytest.approx(0, abs=0.005)
+
+
 def test_held_dropout_keeps_the_mean_and_is_trimmed_with_its_rows():
     model = small_model(dropout=0.4).train()
     injection = torch.zeros(8, 40, 32, dtype=torch.float64)
     (kept,) = model.model.transition.hold_dropout(injection)
-    assert kept.unique().tolist() == pytest.approx([0, 1 / 0.6])
+    assert kept.unique().tolist() == pytest.approx([0, 1 / 0.6], rel=1e-4)
     assert kept.mean() == pytest.approx(1, abs=0.05)
     tokens = padded(random_sentences(8, shortest=2, longest=40))
     inner, mask = model.model, tokens != PAD

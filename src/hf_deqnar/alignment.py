@@ -44,6 +44,25 @@ def full_precision(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+def likeliest(logits: Tensor, block: int = 64) -> Tensor:
+    """The arg-max over the last dimension, found block by block: on a CPU torch's own takes as long as the projection.
+
+    >>> likeliest(torch.tensor([[0.0, 3.0, 1.0, 2.0, 3.0]]), block=2)
+    tensor([1])
+    """
+    whole = logits.shape[-1] // block * block
+    if whole == 0:
+        return logits.argmax(dim=-1)
+    blocks = logits[..., :whole].unflatten(-1, (-1, block))
+    highest, index = blocks.amax(dim=-1).max(dim=-1)  # of every block, then among blocks
+    inside = blocks.gather(-2, index[..., None, None].expand(*index.shape, 1, block))[..., 0, :].argmax(dim=-1)
+    best = index * block + inside
+    if whole == logits.shape[-1]:
+        return best
+    rest, place = logits[..., whole:].max(dim=-1)
+    return torch.where(rest > highest, whole + place, best)
+
+
 def needed_canvas(targets: Tensor, target_lengths: Tensor) -> Tensor:
     """The shortest canvas of every row: its tokens, and a blank between any two equal neighbours."""
     inside = torch.arange(1, targets.shape[1], device=targets.device)[None] < target_lengths[:, None]

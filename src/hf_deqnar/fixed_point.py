@@ -155,7 +155,7 @@ def _solve_with_ridge(system: Tensor, target: Tensor, squares: Tensor, ridge: Te
     """
     system.diagonal(dim1=1, dim2=2).add_(torch.where(squares == 0, 1, ridge * squares))
     weights, _ = torch.linalg.solve_ex(system, target[:, 0])
-    return weights
+    return weights.contiguous()  # they come column by column, and then a batched product is made row by row
 
 
 class _WholeBatch:

@@ -1,5 +1,6 @@
 """Transition functions f(z) = F(z + u, x): what is applied until the sentence stops changing."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from .alignment import likeliest
 from .configuration_deqnar import DeqNarConfig
 from .layers_deqnar import DecoderLayer, Record
 
@@ -87,10 +89,7 @@ class Transition(nn.Module):
         if not self.training or self.dropout == 0:
             return None
         rows, canvas, width = injection.shape
-        keep = 1 - self.dropout
-        return [
-            injection.new_empty(rows, 3, canvas, width).bernoulli_(keep).div_(keep) for _ in range(len(self.layers))
-        ]
+        return [draw_kept(injection, (rows, 3, canvas, width), self.dropout) for _ in range(len(self.layers))]
 
 
 class ImplicitTransition(Transition):
@@ -129,7 +128,7 @@ class MixedTransition(Transition):
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
         with torch.no_grad():
-            tokens = predict(features, context).argmax(dim=-1)
+            tokens = likeliest(predict(features, context))
         embedded = functional.embedding(tokens, context.embedding) * context.scale
         return features + self.fusion(torch.cat([features, embedded], dim=-1))
 
@@ -145,6 +144,19 @@ TRANSITIONS: dict[str, type[Transition]] = {
 def predict(features: Tensor, context: Context) -> Tensor:
     """Logits through the tied embedding: rows × canvas × vocabulary."""
     return functional.linear(features, context.embedding)
+
+
+def draw_kept(like: Tensor, shape: tuple[int, ...], dropout: float) -> Tensor:
+    """A dropout mask: 0 with the given chance, else what keeps the mean.
+
+    On a CPU numbers are drawn one by one, so four elements share a draw and the chance is rounded to 16 bits.
+    """
+    if like.device.type != "cpu":
+        return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - dropout).div_(1 - dropout)
+    count, levels = math.prod(shape), 2**16
+    kept = max(1, round((1 - dropout) * levels))
+    draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    return (draws[:count].view(shape) <= kept - 1 - levels // 2).to(like.dtype).mul_(levels / kept)
 
 
 @dataclass

@@ -27,6 +27,23 @@ def test_bench_memory_prints_a_table_and_writes_its_figures(run, tmp_path):
     assert "stacked, 2 layers" in done.stdout
 
 
+def test_bench_training_prints_a_table_and_its_two_ways_agree(run, tmp_path):
+    file = tmp_path / "figures.json"
+    small = ["--vocabulary", "100", "--max-tokens", "64", "--layers", "1", "--steps", "1", "--threads", "1"]
+    done = run("bench", "training", *small, "--only", "implicit one_step; ", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    for column in ("ms", "tokens/s", "speed to straightforward", "nfe", "loss", "MB"):
+        assert f" {column} " in done.stdout
+    figures = json.loads(file.read_text())
+    ways = ["straightforward", "straightforward, memory kept", "ours", "ours, default allocator"]
+    assert list(figures["results"]) == [f"implicit one_step; {way}" for way in ways]
+    assert figures["largest_difference"] < 1e-5
+    for result in figures["results"].values():
+        assert result["tokens_per_second"] > 0
+        assert result["peak_bytes"] > 0
+        assert 1 <= result["nfe"] <= 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -34,6 +51,10 @@ def test_bench_memory_prints_a_table_and_writes_its_figures(run, tmp_path):
         (["bench", "solver", "--shortest", "9", "--longest", "3"], "--shortest 9 must be between 1 and --longest 3"),
         (["bench", "solver", "--tol", "0"], "tol must be above 0"),
         (["bench", "memory", "--budgets", "0"], "--budgets 0"),
+        (["bench", "training", "--steps", "0"], "--steps 0"),
+        (["bench", "training", "--only", "nobody"], "--only 'nobody'"),
+        (["bench", "training", "--objective", "axe"], "--objective axe"),
+        (["bench", "training", "--max-tokens", "9", "--only", "mixed ift"], "max_tokens=9"),
     ],
 )
 def test_errors_are_one_readable_line(run, arguments, message):

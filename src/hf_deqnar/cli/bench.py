@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from ..benchmarks import memory, solver
+from ..benchmarks import memory, solver, training
 
-BENCHMARKS = {"solver": solver, "memory": memory}
+BENCHMARKS = {"solver": solver, "memory": memory, "training": training}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,6 +44,7 @@ class Proxy:
     canvas: Tensor  # rows, canvas: Z
     canvas_mask: Tensor  # rows, canvas
     seen: Tensor  # rows, source, width: the encoder states, with latents if there are any
+    projected: list[tuple[Tensor, Tensor]]  # their keys and values, for every solve of this batch
     chances: Tensor | None = None  # rows, canvas: P(t_i | X) from a masked canvas, where the model was asked
     errors: Tensor | None = None  # rows, canvas: where the model, asked so, was wrong
 
@@ -116,7 +117,7 @@ class Objective:
             proxy.labels, proxy.revealed, proxy.canvas_mask, config.blank_token_id, self.label_smoothing
         )
 
-        bound = core.bind(proxy.canvas, proxy.canvas_mask, proxy.seen, source_mask)
+        bound = core.bind(proxy.canvas, proxy.canvas_mask, proxy.seen, source_mask, proxy.projected)
         equilibrium_seeking = config.refinement != "stacked"
         path = RandomState(bound.context.injection, generator) if self.correction and equilibrium_seeking else None
         if self.random_nfe and equilibrium_seeking:
@@ -161,13 +162,14 @@ class Objective:
         canvas_lengths = core.canvas_lengths(source_mask, labels, None)
         blank_canvas = core.masked_canvas(canvas_lengths, labels.shape[1] if config.length == "predict" else None)
         canvas_mask = core.check_canvas(blank_canvas, None)
+        projected = core.project(seen)
         if not self._looks_first(config):
             written = blank_canvas if config.length == "ctc" else labels.clamp_min(0)
             revealed = self.input(written, canvas_mask, None, progress, generator)
-            return Proxy(labels, revealed, torch.where(revealed, written, blank_canvas), canvas_mask, seen)
+            return Proxy(labels, revealed, torch.where(revealed, written, blank_canvas), canvas_mask, seen, projected)
 
         own = OwnWords.of(labels, config.blank_token_id)
-        reading = read_unseen(model, blank_canvas, canvas_mask, seen, source_mask, own.words, max_nfe)
+        reading = read_unseen(model, blank_canvas, canvas_mask, seen, source_mask, own.words, max_nfe, projected)
         places = self.target(own.labels, lengths, reading.log_probabilities, 0, progress)
         labels = own.tokens(places)
         if config.length == "ctc":  # the target position by position: its likeliest path
@@ -177,7 +179,8 @@ class Objective:
         chances = reading.log_probabilities.gather(2, places[:, :, None])[:, :, 0].exp()
         revealed = self.input(written, canvas_mask, Prediction(reading.tokens, chances), progress, generator)
         canvas = torch.where(revealed, written, blank_canvas)
-        return Proxy(labels, revealed, canvas, canvas_mask, seen, chances, (reading.tokens != written) & canvas_mask)
+        errors = (reading.tokens != written) & canvas_mask
+        return Proxy(labels, revealed, canvas, canvas_mask, seen, projected, chances, errors)
 
     @torch.no_grad()
     def _choose(
@@ -265,9 +268,10 @@ def unseen_features(
     seen: Tensor,
     source_mask: Tensor,
     max_nfe: int | None = None,
+    projected: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """The equilibrium of a canvas on which nothing is revealed: rows × canvas × width."""
-    bound = model.model.bind(canvas, canvas_mask, seen, source_mask)
+    bound = model.model.bind(canvas, canvas_mask, seen, source_mask, projected)
     return model.model.refine(bound, canvas_mask, max_nfe=max_nfe).value
 
 
@@ -279,9 +283,10 @@ def read_unseen(
     source_mask: Tensor,
     words: Tensor,
     max_nfe: int | None = None,
+    projected: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Reading:
     """What the model says when nothing is revealed, about the given words of every row."""
-    features = unseen_features(model, canvas, canvas_mask, seen, source_mask, max_nfe)
+    features = unseen_features(model, canvas, canvas_mask, seen, source_mask, max_nfe, projected)
     return read(features, canvas_mask, model.lm_head.weight, words)
 
 

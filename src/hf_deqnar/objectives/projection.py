@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..alignment import ctc_of_log_probabilities, full_precision, needed_canvas
+from ..alignment import ctc_of_log_probabilities, full_precision, likeliest, needed_canvas
 
 CHUNK = 2**20  # logits made at a time; measured on two cores, where 2^18 to 2^22 differ little
 
@@ -61,7 +61,7 @@ def read(features: Tensor, mask: Tensor, weight: Tensor, words: Tensor) -> Readi
     best, kept = [], []
     for part in _chunks(len(packed), weight.shape[0]):
         logits = _logits(packed[part], weight)
-        best.append(logits.argmax(dim=-1))
+        best.append(likeliest(logits))
         kept.append(logits.gather(1, words[row[part]]) - logits.logsumexp(dim=-1, keepdim=True))
     tokens[mask], own[mask] = torch.cat(best), torch.cat(kept)
     return Reading(tokens, own)
@@ -96,6 +96,12 @@ def ctc_total(
 
 def _logits(features: Tensor, weight: Tensor) -> Tensor:
     return full_precision(features @ weight.T)
+
+
+def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax, and log Σ exp read off at the likeliest word: torch's softmax is one pass, its logsumexp several."""
+    probabilities = logits.softmax(dim=-1)
+    return probabilities, logits.amax(dim=-1, keepdim=True) - probabilities.amax(dim=-1, keepdim=True).log()
 
 
 def _chunks(count: int, logits_of_each: int) -> list[slice]:
@@ -137,14 +143,14 @@ class _CrossEntropy(_LinearLoss):
         losses = []
         for part in _chunks(len(features), weight.shape[0]):
             logits = _logits(features[part], weight)
-            normaliser = logits.logsumexp(dim=-1, keepdim=True)
+            probabilities, normaliser = _softmax(logits)
             chosen = logits.gather(1, targets[part, None])
             spread = logits.mean(dim=-1, keepdim=True) if smoothing else 0.0
             losses.append((normaliser - (1 - smoothing) * chosen - smoothing * spread).sum())
             if to_features is None and to_weight is None:
                 continue
             # ∂loss/∂logits = p − (1 − ε)·[token] − ε/V
-            slope = logits.sub_(normaliser).exp_()
+            slope = probabilities
             if smoothing:
                 slope.sub_(smoothing / weight.shape[0])
             slope.scatter_add_(1, targets[part, None], torch.full_like(chosen, smoothing - 1))
@@ -168,7 +174,7 @@ class _Connectionist(_LinearLoss):
             row = inside.nonzero()[:, 0]
             packed = features[rows][inside]
             logits = _logits(packed, weight)
-            normaliser = logits.logsumexp(dim=-1, keepdim=True)
+            probabilities, normaliser = _softmax(logits)
             columns = own.words[rows][row]
             scores = logits.new_zeros(*inside.shape, columns.shape[1])
             scores[inside] = logits.gather(1, columns) - normaliser
@@ -183,7 +189,7 @@ class _Connectionist(_LinearLoss):
             # same, and γ is zero for words that are not the sentence's own.
             (gradient,) = torch.autograd.grad(loss, scores)
             passing = (scores.detach().exp() - gradient)[inside]
-            slope = logits.sub_(normaliser).exp_().scatter_add_(1, columns, -passing)
+            slope = probabilities.scatter_add_(1, columns, -passing)
             slope.mul_(fits[rows][row][:, None])
             part = None if to_features is None else torch.zeros_like(packed, dtype=slope.dtype)
             _pass_on(slope, packed, weight, part, to_weight)
