@@ -12,6 +12,7 @@ from .configuration_deqnar import DeqNarConfig
 from .fixed_point import FixedPoint, solve
 from .generation_deqnar import DeqNarGenerateOutput, DeqNarGenerationConfig
 from .modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from .modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
 from .pipeline_deqnar import DeqNarTranslationPipeline, register_translation_pipeline
 
 __version__ = "0.1.0"
@@ -25,6 +26,10 @@ def register_auto_classes() -> None:
     DeqNarConfig.register_for_auto_class()
     DeqNarModel.register_for_auto_class("AutoModel")
     DeqNarForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+    AutoConfig.register(RecurrentConfig.model_type, RecurrentConfig, exist_ok=True)
+    AutoModelForSeq2SeqLM.register(RecurrentConfig, RecurrentForConditionalGeneration, exist_ok=True)
+    RecurrentConfig.register_for_auto_class()
+    RecurrentForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 
 register_auto_classes()

@@ -6,6 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 CHOICES = {
+    "architecture": ("transformer", "bilstm"),
     "refinement": ("stacked", "implicit", "explicit", "mixed"),
     "layer_norm": ("post", "pre"),
     "positions": ("sinusoidal", "learned"),
@@ -41,6 +42,8 @@ class DeqNarConfig(PreTrainedConfig):
     Args:
         refinement: what is iterated. `stacked` is N ordinary decoder layers, no equilibrium; `implicit` iterates
             features, `explicit` expected embeddings, `mixed` features fused with the predicted tokens.
+        architecture: `transformer`, or `bilstm`: a recurrent encoder and a recurrent tagger of the canvas, for
+            `stacked` models only (the inference network of ENGINE's first table).
         decoder_layers: depth of a `stacked` decoder, and of the transition of `explicit`.
         transition_layers: decoder layers inside one evaluation of `implicit` and `mixed`.
         layer_norm: `post` (as in the paper) or `pre`.
@@ -58,7 +61,7 @@ class DeqNarConfig(PreTrainedConfig):
         length_offsets: the classifier covers offsets from −length_offsets to length_offsets − 1.
         length_loss_factor: weight of the length loss beside the likelihood.
         source_copy: what stands on the canvas besides tokens and positions: `none`, or the encoder states spread
-            uniformly over it. None chooses `uniform` for CTC and `none` otherwise.
+            uniformly over it. None chooses `uniform` for CTC and `bilstm`, else `none`.
         latent: `vae` adds latent variables of `latent_dim` dimensions at source positions.
         latent_kl_factor, latent_free_bits: weight of their KL term, and how many nats a position may use for free.
         input_predictor: whether there is a head that says which positions of a proxy input are masked, for
@@ -98,6 +101,7 @@ class DeqNarConfig(PreTrainedConfig):
     mask_token_id: int = 4
     blank_token_id: int = 5
 
+    architecture: str = "transformer"
     refinement: str = "implicit"
     transition_layers: int = 1
     layer_norm: str = "post"
@@ -169,7 +173,9 @@ class DeqNarConfig(PreTrainedConfig):
     @property
     def copies_source(self) -> bool:
         """Whether the encoder states are spread over the canvas."""
-        return self.length == "ctc" if self.source_copy is None else self.source_copy == "uniform"
+        if self.source_copy is None:
+            return self.length == "ctc" or self.architecture == "bilstm"
+        return self.source_copy == "uniform"
 
     def validate_deqnar(self) -> None:
         """Run again by transformers before a configuration is saved."""
@@ -223,6 +229,16 @@ class DeqNarConfig(PreTrainedConfig):
             raise ValueError(f"{listed}: these three must differ; give each its own token.")
 
     def _check_combinations(self) -> None:
+        if self.architecture == "bilstm":
+            fixed = {"refinement": "stacked", "latent": "none", "weight_norm": "none", "layer_norm": "post"}
+            for field, value in fixed.items():
+                if getattr(self, field) != value:
+                    raise ValueError(
+                        f"architecture='bilstm' has no attention to iterate or rescale: it needs {field}='{value}', "
+                        f"not '{getattr(self, field)}'."
+                    )
+            if not self.copies_source:
+                raise ValueError("architecture='bilstm' sees the source only as a copy; use source_copy='uniform'.")
         if self.length == "ctc" and self.source_copy == "none":
             raise ValueError(
                 "length='ctc' with source_copy='none' leaves every canvas position alike; use source_copy='uniform'."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -194,6 +195,34 @@ class Encoder(nn.Module):
                 record.hidden_states.append(hidden)
             hidden = layer(hidden, mask, weights)
         hidden = self.final_norm(hidden)
+        if record is not None:
+            record.hidden_states.append(hidden)
+        return hidden
+
+
+class RecurrentStack(nn.Module):
+    """Layers of a bidirectional LSTM; padding is not read in either direction."""
+
+    def __init__(self, config: DeqNarConfig, layers: int) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        between = config.dropout if layers > 1 else 0.0
+        self.recurrence = nn.LSTM(
+            config.d_model, config.d_model // 2, layers, batch_first=True, bidirectional=True, dropout=between
+        )
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, record: Record | None = None) -> Tensor:
+        """rows × positions × width; `mask` as made by `additive_mask`. Padding gives zeros."""
+        width = hidden.shape[1]
+        if record is not None:
+            record.hidden_states.append(hidden)
+        hidden = functional.dropout(hidden, self.dropout, self.training)
+        if mask is None:
+            lengths = torch.full((len(hidden),), width)
+        else:
+            lengths = (mask[:, 0, 0] == 0).sum(dim=1).cpu()
+        packed = pack_padded_sequence(hidden, lengths, batch_first=True, enforce_sorted=False)
+        hidden, _ = pad_packed_sequence(self.recurrence(packed)[0], batch_first=True, total_length=width)
         if record is not None:
             record.hidden_states.append(hidden)
         return hidden

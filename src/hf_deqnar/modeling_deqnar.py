@@ -24,8 +24,8 @@ from .fixed_point import FixedPoint, Step, check_options, measure_residual
 from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from .implicit_gradient import GradientOptions, equilibrium
 from .landscape import held_weights, rescale_weights, rescaling_of
-from .layers_deqnar import DecoderLayer, Encoder, Positions, Record, additive_mask
-from .transition_deqnar import TRANSITIONS, BoundTransition, Context
+from .layers_deqnar import DecoderLayer, Encoder, Positions, Record, RecurrentStack, additive_mask
+from .transition_deqnar import TRANSITIONS, BoundTransition, Context, RecurrentTransition
 
 if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
     from .pipeline_deqnar import DeqNarTranslationPipeline  # noqa: F401
@@ -210,6 +210,10 @@ class DeqNarPreTrainedModel(PreTrainedModel):
                     init.copy_(getattr(rescaling[0], name), value)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.LSTM):
+            bound = module.hidden_size**-0.5
+            for weight in module.parameters():
+                init.uniform_(weight, -bound, bound)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
@@ -236,8 +240,9 @@ class DeqNarModel(DeqNarPreTrainedModel):
         self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
         self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.source_positions, self.canvas_positions = Positions(config), Positions(config)
-        self.encoder = Encoder(config)
-        transition = TRANSITIONS[config.refinement]
+        recurrent = config.architecture == "bilstm"
+        self.encoder = RecurrentStack(config, config.encoder_layers) if recurrent else Encoder(config)
+        transition = RecurrentTransition if recurrent else TRANSITIONS[config.refinement]
         self.transition = transition(config, config.decoder_layers if whole else config.transition_layers)
         rescale_weights(self.transition, config.weight_norm, config.weight_norm_clip)
         self.length_head = LengthHead(config) if config.length == "predict" else None

@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 
 from .alignment import likeliest
 from .configuration_deqnar import DeqNarConfig
-from .layers_deqnar import DecoderLayer, Record
+from .layers_deqnar import DecoderLayer, Record, RecurrentStack
 
 
 @dataclass
@@ -131,6 +131,17 @@ class MixedTransition(Transition):
             tokens = likeliest(predict(features, context))
         embedded = functional.embedding(tokens, context.embedding) * context.scale
         return features + self.fusion(torch.cat([features, embedded], dim=-1))
+
+
+class RecurrentTransition(Transition):
+    """A bidirectional LSTM over the canvas, for `stacked` models: it sees the source as copied there."""
+
+    def __init__(self, config: DeqNarConfig, layers: int) -> None:
+        super().__init__(config, 0)
+        self.stack = RecurrentStack(config, layers)
+
+    def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
+        return self.stack(state + context.injection, context.canvas_mask, record)
 
 
 TRANSITIONS: dict[str, type[Transition]] = {

@@ -6,15 +6,26 @@ from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, MarianMTModel
 
 from hf_deqnar.corpus.tokenized import tokenize_for_validation, tokenize_pairs
+from hf_deqnar.modeling_recurrent import RecurrentForConditionalGeneration
 from hf_deqnar.training.arguments import TranslationTrainingArguments
-from hf_deqnar.training.teacher import SIZES, TeacherArguments, TeacherTrainer, make_teacher, teacher_config
+from hf_deqnar.training.teacher import (
+    SIZES,
+    TeacherArguments,
+    TeacherTrainer,
+    make_teacher,
+    recurrent_config,
+    teacher_config,
+)
 
 from .conftest import PAIRS
 
 
-def make(tokenizer, folder, **options):
+def make(tokenizer, folder, architecture="marian", **options):
     torch.manual_seed(0)
-    config = teacher_config("tiny", tokenizer, d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, dropout=0.0)
+    if architecture == "marian":
+        config = teacher_config("tiny", tokenizer, d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, dropout=0.0)
+    else:
+        config = recurrent_config("tiny", tokenizer, d_model=32, encoder_units=32, decoder_units=48, dropout=0.0)
     settings = {"max_steps": 6, "max_tokens": 400, "learning_rate": 5e-3, "warmup_steps": 5, "use_cpu": True}
     settings |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "label_smoothing_factor": 0.1}
     return TeacherTrainer(
@@ -36,8 +47,9 @@ def test_the_sizes_are_those_of_the_paper(size, tokenizer):
     assert config.dropout == (0.1 if size in ("tiny", "small") else 0.3)
 
 
-def test_the_loss_is_the_models_own(tokenizer, tmp_path):
-    trainer = make(tokenizer, tmp_path)
+@pytest.mark.parametrize("architecture", ["marian", "lstm"])
+def test_the_loss_is_the_models_own(tokenizer, tmp_path, architecture):
+    trainer = make(tokenizer, tmp_path, architecture)
     batch = next(iter(trainer.get_train_dataloader()))
     trainer.model.train()
     term = trainer.compute_terms(batch, 0.0, torch.Generator())["likelihood"]
@@ -49,14 +61,16 @@ def test_the_loss_is_the_models_own(tokenizer, tmp_path):
     torch.testing.assert_close(term.total / term.count, out.loss)
 
 
-def test_a_teacher_learns_and_is_an_ordinary_model(tokenizer, tmp_path):
-    trainer = make(tokenizer, tmp_path, max_steps=150, eval_strategy="steps", eval_steps=50, warmup_steps=20)
+@pytest.mark.parametrize("architecture", ["marian", "lstm"])
+def test_a_teacher_learns_and_is_an_ordinary_model(tokenizer, tmp_path, architecture):
+    settings = {"max_steps": 150, "eval_strategy": "steps", "eval_steps": 50, "warmup_steps": 20}
+    trainer = make(tokenizer, tmp_path, architecture, **settings)
     trainer.train()
     scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
     assert scores[-1] > 90
     trainer.save_model()
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
-    assert type(loaded) is MarianMTModel
+    assert type(loaded) is (MarianMTModel if architecture == "marian" else RecurrentForConditionalGeneration)
     batch = tokenizer([PAIRS[0].source], return_tensors="pt")
     for beams in (1, 5):
         tokens = loaded.generate(**batch, num_beams=beams)

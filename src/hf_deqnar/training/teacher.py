@@ -1,12 +1,13 @@
-"""Autoregressive teachers: Marian models in the sizes of the MPLE paper, trained with the student's tokenizer."""
+"""Autoregressive teachers, trained with the student's tokenizer: Marian models in the sizes of the MPLE paper, or LSTMs."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+from transformers import MarianConfig, MarianMTModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
 from ..objectives.objective import Term
 from ..objectives.projection import cross_entropy_total
 from .arguments import DataArguments, TranslationTrainingArguments, parse_arguments, settings_of
@@ -21,21 +22,29 @@ SIZES = {
     "big": {"width": 1024, "feed_forward": 4096, "layers": 6, "heads": 8, "dropout": 0.3},
 }
 
+CONFIGS = {"marian": MarianConfig, "lstm": RecurrentConfig}
+
 
 @dataclass
 class TeacherArguments:
     """Which teacher is trained."""
 
-    size: str = field(default="tiny", metadata={"help": f"Size of the teacher: {', '.join(SIZES)}."})
+    architecture: str = field(default="marian", metadata={"help": f"Its kind: {', '.join(CONFIGS)}."})
+    size: str = field(default="tiny", metadata={"help": f"Size of a teacher: {', '.join(SIZES)}."})
     config: list[str] = field(
         default_factory=list,
-        metadata={"help": "Fields of its MarianConfig, such as dropout=0.3 decoder_layers=1 (in YAML: a mapping)."},
+        metadata={"help": "Fields of its configuration, such as dropout=0.3 decoder_layers=1 (in YAML: a mapping)."},
     )
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise ValueError(f"size '{self.size}' is unknown; choose one of {', '.join(SIZES)}.")
-        settings_of(self.config, MarianConfig)
+        for name, known in (("architecture", CONFIGS), ("size", SIZES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} '{getattr(self, name)}' is unknown; choose one of {', '.join(known)}.")
+        self.settings()
+
+    def settings(self) -> dict[str, Any]:
+        """`config` as values by field."""
+        return settings_of(self.config, CONFIGS[self.architecture])
 
 
 def teacher_config(size: str, tokenizer: PreTrainedTokenizerBase, **overrides: Any) -> MarianConfig:
@@ -71,9 +80,25 @@ def teacher_config(size: str, tokenizer: PreTrainedTokenizerBase, **overrides: A
     return MarianConfig(**{**fields, **overrides})
 
 
-def make_teacher(config: MarianConfig, tokenizer: PreTrainedTokenizerBase) -> MarianMTModel:
+def recurrent_config(size: str, tokenizer: PreTrainedTokenizerBase, **overrides: Any) -> RecurrentConfig:
+    """The configuration of a recurrent teacher: ENGINE's proportions (512, 512, 768) for the width of a named size."""
+    width = SIZES[size]["width"]
+    fields = {
+        "vocab_size": len(tokenizer),
+        "d_model": width,
+        "encoder_units": width,
+        "decoder_units": width * 3 // 2,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": tokenizer.pad_token_id,
+    }
+    return RecurrentConfig(**{**fields, **overrides})
+
+
+def make_teacher(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A teacher with random weights, and with generation options that keep special tokens out of texts."""
-    model = MarianMTModel(config)
+    model = (MarianMTModel if isinstance(config, MarianConfig) else RecurrentForConditionalGeneration)(config)
     special = [tokenizer.pad_token_id, tokenizer.bos_token_id, *tokenizer.convert_tokens_to_ids(["<mask>", "<blank>"])]
     model.generation_config.suppress_tokens = sorted(
         {token for token in special if token is not None and token != tokenizer.unk_token_id}
@@ -84,7 +109,7 @@ def make_teacher(config: MarianConfig, tokenizer: PreTrainedTokenizerBase) -> Ma
 
 
 class TeacherTrainer(TranslationTrainer):
-    """Trains an autoregressive Marian model by teacher forcing: −Σ log p(y_t | y_<t, x), with label smoothing."""
+    """Trains an autoregressive model by teacher forcing: −Σ log p(y_t | y_<t, x), with label smoothing."""
 
     def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
         model, labels = self.model, batch["labels"]
@@ -98,7 +123,7 @@ class TeacherTrainer(TranslationTrainer):
             use_cache=False,
         ).last_hidden_state
         real = labels >= 0
-        # The logits' bias is a buffer that stays zero, so the projection is the embedding alone.
+        # Marian's bias of the logits is a buffer that stays zero, so the projection is the embedding alone.
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
         total = cross_entropy_total(hidden[real], model.lm_head.weight, labels[real], smoothing)
         return {"likelihood": Term(total, real.sum(), 1.0)}
@@ -115,8 +140,8 @@ def train_teacher(
 ) -> TranslationTrainer:
     """One run, from texts to a saved teacher in `arguments.output_dir`."""
 
-    def make_model(tokenizer: PreTrainedTokenizerBase) -> MarianMTModel:
-        overrides = settings_of(teacher.config, MarianConfig)
-        return make_teacher(teacher_config(teacher.size, tokenizer, **overrides), tokenizer)
+    def make_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        configure = teacher_config if teacher.architecture == "marian" else recurrent_config
+        return make_teacher(configure(teacher.size, tokenizer, **teacher.settings()), tokenizer)
 
     return conduct(data, arguments, None, make_model, TeacherTrainer)
