@@ -1,4 +1,4 @@
-"""Autoregressive teachers, trained with the student's tokenizer: Marian models in the sizes of the MPLE paper, or LSTMs."""
+"""Autoregressive teachers with the student's tokenizer: Marian models in the sizes of the MPLE paper, or LSTMs."""
 
 from dataclasses import dataclass, field
 from typing import Any
