@@ -65,7 +65,7 @@ def test_the_loss_is_the_models_own(tokenizer, tmp_path, architecture):
 def test_a_teacher_learns_and_is_an_ordinary_model(tokenizer, tmp_path, architecture):
     settings = {"max_steps": 150, "eval_strategy": "steps", "eval_steps": 50, "warmup_steps": 20}
     if architecture == "lstm":  # it learns more slowly
-        settings |= {"max_steps": 300, "learning_rate": 1e-2, "max_tokens": 1000}
+        settings |= {"max_steps": 300, "learning_rate": 1e-2, "max_tokens": 1000, "lr_scheduler_type": "constant"}
     trainer = make(tokenizer, tmp_path, architecture, **settings)
     trainer.train()
     scores = [entry["eval_bleu"] for entry in trainer.state.log_history if "eval_bleu" in entry]
