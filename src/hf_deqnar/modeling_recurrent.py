@@ -102,6 +102,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
             config.d_model, config.decoder_units, config.decoder_layers, batch_first=True, dropout=between
         )
         memory = 2 * config.encoder_units
+        self.bridge = nn.Linear(memory, config.decoder_layers * config.decoder_units)
         self.attention = nn.Linear(memory, config.decoder_units, bias=False)
         self.combine = nn.Linear(memory + config.decoder_units, config.d_model, bias=False)
         self.post_init()
@@ -124,7 +125,10 @@ class RecurrentModel(RecurrentPreTrainedModel):
         encoder_outputs: BaseModelOutput | None = None,
         **unused: Any,
     ) -> Seq2SeqModelOutput:
-        """h_t = LSTM(y_<t); a_ts ∝ exp(h_tᵀ W m_s); tanh(W_c [Σ_s a_ts m_s; h_t]): rows × target × width."""
+        """Features of every target position: rows × target × width.
+
+        h_0 = tanh(W_b·mean(m)), h_t = LSTM(h_{t−1}, y_{t−1}), a_ts ∝ exp(h_tᵀ W m_s), tanh(W_c [Σ_s a_ts m_s; h_t]).
+        """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask)
         memory = encoder_outputs[0]
@@ -132,9 +136,15 @@ class RecurrentModel(RecurrentPreTrainedModel):
             attention_mask = torch.ones(memory.shape[:2], device=memory.device)
         if decoder_inputs_embeds is None:
             decoder_inputs_embeds = self.shared(decoder_input_ids)
-        hidden, _ = self.decoder(functional.dropout(decoder_inputs_embeds, self.config.dropout, self.training))
+        mask = attention_mask.bool()
+        mean = memory.sum(dim=1) / mask.sum(dim=1, keepdim=True)  # padding is zero
+        first = (
+            torch.tanh(self.bridge(mean)).unflatten(1, (self.config.decoder_layers, -1)).transpose(0, 1).contiguous()
+        )
+        inputs = functional.dropout(decoder_inputs_embeds, self.config.dropout, self.training)
+        hidden, _ = self.decoder(inputs, (first, torch.zeros_like(first)))
         scores = hidden @ self.attention(memory).mT  # rows, target, source
-        scores = scores.masked_fill(~attention_mask.bool()[:, None], torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
         hidden = torch.tanh(self.combine(torch.cat([scores.softmax(dim=-1) @ memory, hidden], dim=-1)))
         hidden = functional.dropout(hidden, self.config.dropout, self.training)
         return Seq2SeqModelOutput(last_hidden_state=hidden, encoder_last_hidden_state=memory)
