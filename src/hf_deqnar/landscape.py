@@ -152,7 +152,8 @@ class RandomState:
 
 def random_budget(max_nfe: int, generator: torch.Generator | None = None) -> int:
     """A random number of evaluations, 1 to max_nfe: the model learns to be good wherever it is stopped."""
-    return int(torch.randint(1, max_nfe + 1, (), generator=generator))
+    device = None if generator is None else generator.device
+    return int(torch.randint(1, max_nfe + 1, (), generator=generator, device=device))
 
 
 def mixed_initial_state(initial: Tensor, share: float = 0.5, generator: torch.Generator | None = None) -> Tensor:

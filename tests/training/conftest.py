@@ -19,7 +19,7 @@ def length_for(objective: str) -> str:
 
 @pytest.fixture
 def make_trainer(tmp_path, tokenizer):
-    def make(folder: str = "run", model: dict | None = None, dtype: torch.dtype = torch.float32, **options):
+    def make(folder: str = "run", model=None, dtype: torch.dtype = torch.float32, prepare=lambda data: data, **options):
         options = {"objective": "ctc+glat", "max_steps": 6, "max_tokens": 100, "logging_steps": 2, **options}
         options = {"learning_rate": 1e-3, "warmup_steps": 2, "use_cpu": True, "disable_tqdm": True, **options}
         options = {"report_to": "none", "save_strategy": "no", "seed": 7, **options}
@@ -30,8 +30,8 @@ def make_trainer(tmp_path, tokenizer):
         return DeqNarTrainer(
             network,
             DeqNarTrainingArguments(str(tmp_path / folder), **options),
-            train_dataset=train.dataset,
-            eval_dataset=tokenize_for_validation(PAIRS[:6], tokenizer, max_length=60),
+            train_dataset=prepare(train.dataset),
+            eval_dataset=prepare(tokenize_for_validation(PAIRS[:6], tokenizer, max_length=60)),
             processing_class=tokenizer,
         )
 

@@ -10,10 +10,22 @@ def test_flags_and_a_file_say_the_same(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text(
         "train_data: train.tsv\nsource: en\ntarget: de\noutput_dir: runs/x\nlearning_rate: 1e-3\nrandom_nfe: true\n"
-        "objective: ctc+glat\nconfig:\n  length: ctc\n  tol: 1e-4\n  source_copy: null\ngamma: [1, 2.5]\n"
+        "objective: dynamic_kd+ctc\nlr_scheduler_kwargs: {timescale: 100}\n"
+        "config:\n  length: ctc\n  tol: 1e-4\n  source_copy: null\ngamma: [1, 2.5]\n"
         "validation_data: null\n"
     )
-    flags = [*NEEDED, "--learning-rate", "0.001", "--random_nfe", "--objective", "ctc+glat", "--gamma", "1", "2.5"]
+    flags = [
+        *NEEDED,
+        "--learning-rate",
+        "0.001",
+        "--random_nfe",
+        "--objective",
+        "dynamic_kd+ctc",
+        "--gamma",
+        "1",
+        "2.5",
+    ]
+    flags += ["--lr_scheduler_kwargs", '{"timescale": 100}']
     flags += ["--config", "length=ctc", "tol=1e-4", "source_copy=null"]
     from_file, from_flags = parse_arguments(KINDS, [str(file)]), parse_arguments(KINDS, flags)
     assert from_file[:2] == from_flags[:2]
@@ -46,6 +58,13 @@ def test_the_defaults_are_those_of_the_field():
         (["--correction", "-1"], "correction must be at least 0, not -1.0"),
         (["--correction_share", "0"], "correction_share must be above 0 and at most 1"),
         (["--early_stopping_patience", "3"], "early_stopping_patience needs evaluations"),
+        (
+            ["--objective", "ctc", "--label_smoothing_factor", "0.1"],
+            "label_smoothing_factor=0.1 has no meaning for CTC",
+        ),
+        (["--label_smoothing_factor", "1.5"], "label_smoothing_factor must be below 1, not 1.5"),
+        (["--gamma", "1"], "gamma has no effect on objective 'glat'; it is for dynamic_kd"),
+        (["--preset", "tiny", "--model", "x"], "preset='tiny' is for new models, but training starts from x"),
         (["--preset", "huge"], "preset 'huge' is unknown; choose one of tiny, small"),
         (["--config", "lenght=ctc"], "config 'lenght' is not a field of DeqNarConfig"),
         (["--config", "length"], "config 'length' is not of the form field=value"),

@@ -66,3 +66,20 @@ def test_processes_together_see_what_one_would(processes, count):
 def test_impossible_budgets_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         TokenBudgetSampler(**arguments)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_process_ever_gets_an_empty_batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    processes = int(torch.randint(1, 5, (), generator=generator))
+    count = int(torch.randint(processes, 30, (), generator=generator))
+    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
+    budget = max(lengths) * processes + int(torch.randint(0, 20, (), generator=generator))
+    for shuffle in (True, False):
+        shares = [
+            list(TokenBudgetSampler(lengths, budget, seed=seed, processes=processes, process=process, shuffle=shuffle))
+            for process in range(processes)
+        ]
+        assert len({len(share) for share in shares}) == 1
+        assert all(batch for share in shares for batch in share)
+        assert sorted(example for share in shares for batch in share for example in batch) == list(range(count))

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import resource
 
 import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter  # noqa: F401  (the test extra has it)
 from transformers import AutoModelForSeq2SeqLM, TrainerCallback
 
+from hf_deqnar.objectives.inputs import masked
 from hf_deqnar.training.trainer import DeqNarTrainer
 
 from ..conftest import REFINEMENTS
@@ -16,21 +18,20 @@ from ..test_readme import objectives_of_the_table
 from .conftest import PAIRS, length_for
 
 
-def offer_candidates(trainer):
+def offer_candidates(dataset):
     """What Dynamic KD chooses among: the target, and the target read backwards."""
-    for name in ("train_dataset", "eval_dataset"):
-        dataset = getattr(trainer, name)
-        candidates = [[labels, labels[::-1]] for labels in dataset["labels"]]
-        dataset = dataset.add_column("candidates", candidates)
-        similarity = [[[100.0, 30.0], [30.0, 100.0]]] * len(candidates)
-        setattr(trainer, name, dataset.add_column("similarity", similarity))
+    candidates = [[labels, labels[::-1]] for labels in dataset["labels"]]
+    similarity = [[[100.0, 30.0], [30.0, 100.0]]] * len(candidates)
+    return dataset.add_column("candidates", candidates).add_column("similarity", similarity)
 
 
 @pytest.mark.parametrize("objective", objectives_of_the_table())
 def test_every_objective_of_the_readme_trains(make_trainer, objective):
-    trainer = make_trainer(objective=objective, gamma=[1.0, 2.0], max_steps=30, logging_steps=15, learning_rate=3e-3)
+    settings = {"max_steps": 30, "logging_steps": 15, "learning_rate": 3e-3}
     if objective.startswith("dynamic_kd"):
-        offer_candidates(trainer)
+        trainer = make_trainer(objective=objective, prepare=offer_candidates, gamma=[1.0, 2.0], **settings)
+    else:
+        trainer = make_trainer(objective=objective, **settings)
     before = trainer.evaluate()
     trainer.train()
     losses = [entry["nat"] for entry in trainer.state.log_history if "nat" in entry]
@@ -42,6 +43,7 @@ def test_every_objective_of_the_readme_trains(make_trainer, objective):
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_the_log_says_how_the_equilibrium_is_reached_and_every_term(make_trainer, refinement):
     settings = {"correction": 0.3, "initial": 0.1, "jacobian": 0.1, "random_nfe": True}
+    settings = {} if refinement == "stacked" else settings
     trainer = make_trainer(model={"refinement": refinement, "latent": "vae"}, **settings)
     trainer.train()
     logged = next(entry for entry in trainer.state.log_history if "loss" in entry)
@@ -107,13 +109,15 @@ def test_training_stops_when_it_no_longer_gets_better(make_trainer):
 
 def test_explicit_models_first_learn_to_denoise(make_trainer, monkeypatch):
     seen = []
-    original = DeqNarTrainer._budget
-    monkeypatch.setattr(DeqNarTrainer, "_budget", lambda self: seen.append(original(self)) or seen[-1])
+    original = DeqNarTrainer._stage
+    monkeypatch.setattr(DeqNarTrainer, "_stage", lambda self: seen.append(original(self)) or seen[-1])
     make_trainer(model={"refinement": "explicit"}).train()
-    assert seen == [1, 1, 1, None, None, None]
+    assert [budget for _, budget in seen] == [1, 1, 1, None, None, None]
+    assert [objective.input is masked for objective, _ in seen] == [True] * 3 + [False] * 3
     seen.clear()
     make_trainer(model={"refinement": "implicit"}, denoising_steps=2, max_nfe=4).train()
-    assert seen == [1, 1, 4, 4, 4, 4]
+    assert [budget for _, budget in seen] == [1, 1, 4, 4, 4, 4]
+    assert not any(objective.input is masked for objective, _ in seen)
 
 
 def test_one_evaluation_is_an_ordinary_decoder(make_trainer):
@@ -122,8 +126,7 @@ def test_one_evaluation_is_an_ordinary_decoder(make_trainer):
     assert all(entry["nfe"] == 1 for entry in trainer.state.log_history if "nfe" in entry)
 
 
-def test_a_batch_in_parts_takes_nearly_the_step_of_the_whole(make_trainer):
-    """The mean of two halves' means; and every half draws its own random numbers."""
+def test_every_part_of_a_batch_draws_its_own_random_numbers(make_trainer):
     seeds = []
     trainer = make_trainer(gradient_accumulation_steps=2, max_steps=3)
     original = trainer._generator
@@ -131,6 +134,28 @@ def test_a_batch_in_parts_takes_nearly_the_step_of_the_whole(make_trainer):
     trainer.train()
     assert trainer.state.global_step == 3
     assert len({generator.initial_seed() for generator in seeds}) == 6
+
+
+def test_a_step_of_several_batches_is_the_mean_of_their_steps(make_trainer):
+    """With plain gradient descent the weights say it: parts of a batch are neither added up nor forgotten."""
+    settings = {"objective": "ctc", "model": {"dropout": 0.0}, "max_grad_norm": 0.0, "warmup_steps": 0}
+    settings |= {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 1e-2, "weight_decay": 0.0}
+    whole = make_trainer(gradient_accumulation_steps=2, max_steps=1, logging_steps=1, **settings)
+    start = {name: value.clone() for name, value in whole.model.state_dict().items()}
+    whole.train()
+    moved = {name: value - start[name] for name, value in whole.model.state_dict().items()}
+    alone = make_trainer(max_steps=1, **settings)
+    loader = alone.get_train_dataloader()
+    loader.set_epoch(0)
+    steps = []
+    for batch, _ in zip(loader, range(2), strict=False):
+        alone.model.load_state_dict(start)
+        alone.model.zero_grad()
+        alone.model.train()
+        alone.objective(alone.model, batch)["loss"].backward()
+        steps.append({name: -1e-2 * weight.grad for name, weight in alone.model.named_parameters()})
+    for name in steps[0]:
+        torch.testing.assert_close(moved[name], (steps[0][name] + steps[1][name]) / 2, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "stacked"])
@@ -181,6 +206,86 @@ def test_a_full_disk_leaves_the_previous_checkpoint_intact(make_trainer, tmp_pat
     assert trainer.state.global_step == 6
 
 
+def test_a_disk_that_is_full_for_the_best_weights_is_told_in_one_line(make_trainer, tmp_path):
+    """A real refusal of the system: no file of this process may grow beyond a few bytes."""
+    trainer = make_trainer(eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    trainer.is_in_train = True
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="step-6.safetensors could not be written.*checkpoint-6 is intact"):
+            trainer._keep_if_good({"eval_bleu": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_best_weights_do_not_pile_up_where_nothing_is_saved(make_trainer, tmp_path):
+    trainer = make_trainer(eval_strategy="steps", eval_steps=1, average_best=2)
+    trainer.train()
+    assert len(list((tmp_path / "run" / "best").iterdir())) == 2
+
+
+@pytest.mark.parametrize("stopped_at", [3, 6])
+def test_a_run_that_goes_on_keeps_its_patience(make_trainer, stopped_at):
+    settings = {"learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 1, "early_stopping_patience": 4}
+    settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 50, "save_total_limit": None}
+    first = make_trainer(**settings)
+    first.train()
+    assert first.state.global_step == 5
+    again = make_trainer(**settings)
+    again.train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-{min(stopped_at, 5)}")
+    assert again.state.global_step == 5
+
+
+def test_predict_gives_token_ids_in_order(make_trainer, tokenizer):
+    trainer = make_trainer()
+    found = trainer.predict(trainer.eval_dataset)
+    batch = tokenizer([PAIRS[2].source], return_tensors="pt")
+    alone = trainer.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"])[0].tolist()
+    row = found.predictions[2].tolist()
+    assert row[: len(alone)] == alone
+    assert set(row[len(alone) :]) <= {tokenizer.pad_token_id}
+    assert {"test_bleu", "test_nat"} <= found.metrics.keys()
+    assert found.label_ids.shape[0] == 6
+
+
+def test_lists_and_several_validation_sets_are_taken(make_trainer, tokenizer):
+    trainer = make_trainer()
+    rows = [trainer.train_dataset[place] for place in range(8)]
+    held_out = {"a": trainer.eval_dataset.select([0, 1]), "b": [trainer.eval_dataset[2]]}
+    lists = DeqNarTrainer(
+        trainer.model, trainer.args, train_dataset=rows, eval_dataset=held_out, processing_class=tokenizer
+    )
+    lists.train()
+    assert {"eval_a_bleu", "eval_b_bleu"} <= lists.evaluate().keys()
+    with pytest.raises(TypeError, match="train_dataset is a str; give a datasets.Dataset or a list of rows"):
+        DeqNarTrainer(trainer.model, trainer.args, train_dataset="rows", processing_class=tokenizer)
+
+
+def test_validation_is_without_smoothing_and_random_budgets(make_trainer):
+    plain = make_trainer(objective="glat", label_smoothing_factor=0.0, model={"tol": 1e-9})
+    smoothed = make_trainer(objective="glat", label_smoothing_factor=0.3, random_nfe=True, model={"tol": 1e-9})
+    first, second = plain.evaluate(), smoothed.evaluate()
+    assert first["eval_nat"] == second["eval_nat"]
+    assert first["eval_nfe"] == second["eval_nfe"] == 6
+
+
+def test_a_long_validation_sentence_has_a_batch_of_its_own(make_trainer):
+    trainer = make_trainer()
+    trainer.args.max_tokens = 10
+    assert trainer.evaluate()["eval_nat"] > 0
+
+
+def test_the_best_is_what_the_metric_calls_so(make_trainer):
+    trainer = make_trainer(metric_for_best_model="nat", eval_strategy="steps", eval_steps=2, learning_rate=3e-3)
+    trainer.train()
+    scores = {entry["step"]: entry["eval_nat"] for entry in trainer.state.log_history if "eval_nat" in entry}
+    assert trainer._best_steps()[0] == min(scores, key=scores.get)
+    with pytest.raises(ValueError, match="metric_for_best_model=blue is not measured; there are loss, nat"):
+        make_trainer(metric_for_best_model="blue", eval_strategy="steps", eval_steps=2).train()
+
+
 def test_only_the_weights_that_may_be_averaged_are_kept(make_trainer, tmp_path):
     trainer = make_trainer(
         max_steps=8, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=4, average_best=3
@@ -215,6 +320,12 @@ def test_what_cannot_be_trained_is_refused_at_the_start(make_trainer, tokenizer)
     arguments.eval_strategy = "steps"
     with pytest.raises(ValueError, match="eval_strategy='steps' needs an eval_dataset"):
         DeqNarTrainer(trainer.model, arguments, train_dataset=trainer.train_dataset, processing_class=tokenizer)
+    with pytest.raises(ValueError, match="correction=0.5 has no effect: a stacked model seeks no equilibrium"):
+        make_trainer(model={"refinement": "stacked"}, correction=0.5)
+    with pytest.raises(ValueError, match="'dynamic_kd.ctc' needs a column of candidates; there are number, input_ids"):
+        make_trainer(objective="dynamic_kd+ctc")
+    with pytest.raises(ValueError, match="compute_metrics has no effect"):
+        DeqNarTrainer(trainer.model, trainer.args, processing_class=tokenizer, compute_metrics=print)
     with pytest.raises(ValueError, match="needs processing_class=tokenizer"):
         DeqNarTrainer(trainer.model, trainer.args, train_dataset=trainer.train_dataset)
 

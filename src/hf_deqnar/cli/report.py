@@ -220,9 +220,9 @@ def measure(subject: Subject, options: argparse.Namespace, pairs: list[Pair]) ->
         batches, _ = labelled_batches(model, tokenizer, examples, options.batch_size)
         fit = fit_input_predictor(model, objective, batches, steps=options.fit_steps, seed=options.seed)
         figures["fit"] = {"sentences": len(examples), **asdict(fit)}
-        if subject.entry.save is not None:
-            model.save_pretrained(subject.entry.save)
-            tokenizer.save_pretrained(subject.entry.save)
+    if subject.entry.save is not None:
+        model.save_pretrained(subject.entry.save)
+        tokenizer.save_pretrained(subject.entry.save)
     sources = [pair.source for pair in pairs]
     examples = list(zip(sources, subject.targets, strict=True))
     batches, order = labelled_batches(model, tokenizer, examples, options.batch_size)

@@ -29,7 +29,7 @@ Likelihood = Callable[[Tensor, Tensor, Question], tuple[Tensor, Tensor]]
 
 
 def cross_entropy(features: Tensor, weight: Tensor, question: Question) -> tuple[Tensor, Tensor]:
-    """−Σ log P(t_i | Z, X) over the tokens that were not revealed; (1 − ε) on the token, ε spread over all others."""
+    """−Σ log P(t_i | Z, X) over the tokens that were not revealed; (1 − ε) on the token, ε spread over all."""
     hidden = (question.labels >= 0) & ~question.revealed
     loss = cross_entropy_total(features[hidden], weight, question.labels[hidden], question.smoothing)
     return loss, hidden.sum()

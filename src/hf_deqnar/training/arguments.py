@@ -1,5 +1,6 @@
 """What a training run is told: as fields of dataclasses, as flags, or in a YAML file."""
 
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -53,6 +54,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     label_smoothing_factor: float | None = field(default=0.1, metadata={"help": "ε of label smoothing."})
     metric_for_best_model: str = field(default="bleu", metadata={"help": "What decides which is best."})
     logging_steps: float = field(default=100, metadata={"help": "Log every so many updates."})
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "A run that goes on keeps its patience."}
+    )
     save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to go on from are kept."})
     ddp_find_unused_parameters: bool | None = field(
         default=False, metadata={"help": "Every weight takes part in every step, so nobody need look for others."}
@@ -60,13 +64,17 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     use_cache: bool = field(default=False, metadata={"help": "Training needs no cache of keys and values."})
 
     def __post_init__(self) -> None:
+        if self.greater_is_better is None:  # transformers would take a likelihood for a score
+            self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in ("bleu", "chrf")
         super().__post_init__()
         defaults = {entry.name: entry.default for entry in fields(Seq2SeqTrainingArguments)}
         for name, reason in WITHOUT_EFFECT.items():
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name}={getattr(self, name)} has no effect: {reason}.")
         self.check_at_least(1, "max_tokens", "early_stopping_patience")
-        self.check_at_least(0, "average_best")
+        self.check_at_least(0, "average_best", "label_smoothing_factor")
+        if self.label_smoothing_factor is not None and self.label_smoothing_factor >= 1:
+            raise ValueError(f"label_smoothing_factor must be below 1, not {self.label_smoothing_factor}.")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping_patience needs evaluations; set eval_strategy to steps or epoch.")
 
@@ -108,8 +116,8 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
     denoising_steps: int | None = field(
         default=None,
         metadata={
-            "help": "For so many updates at first the decoder is evaluated once, as an ordinary one; then equilibria "
-            "are learned. Unset: half of all updates for refinement='explicit', none otherwise."
+            "help": "For so many updates at first the decoder is evaluated once, as an ordinary one (and, if explicit, "
+            "nothing is revealed); then equilibria are learned. Unset: half of all updates if explicit, else none."
         },
     )
     gamma: list[float] | None = field(
@@ -125,8 +133,16 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        words = self.objective.split("+")
         if self.label_smoothing_factor is None:
-            self.label_smoothing_factor = 0.0 if "ctc" in self.objective.split("+") else 0.1
+            self.label_smoothing_factor = 0.0 if "ctc" in words else 0.1
+        if self.label_smoothing_factor and "ctc" in words:
+            raise ValueError(
+                f"label_smoothing_factor={self.label_smoothing_factor} has no meaning for CTC (objective "
+                f"'{self.objective}'); leave it unset."
+            )
+        if self.gamma is not None and "dynamic_kd" not in words:
+            raise ValueError(f"gamma has no effect on objective '{self.objective}'; it is for dynamic_kd.")
         self.check_at_least(1, "max_nfe")
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
         if not 0 < self.correction_share <= 1:
@@ -140,15 +156,19 @@ class ModelArguments:
     model: str | None = field(
         default=None, metadata={"help": "Start from this model and its tokenizer; a new one is made if unset."}
     )
-    preset: str = field(default="tiny", metadata={"help": f"Size of a new model: {', '.join(PRESETS)}."})
+    preset: str | None = field(
+        default=None, metadata={"help": f"Size of a new model: {', '.join(PRESETS)}; tiny if unset."}
+    )
     config: list[str] = field(
         default_factory=list,
         metadata={"help": "Fields of its configuration, such as length=ctc refinement=mixed (in YAML: a mapping)."},
     )
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
+        if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset '{self.preset}' is unknown; choose one of {', '.join(PRESETS)}.")
+        if self.preset is not None and self.model is not None:
+            raise ValueError(f"preset='{self.preset}' is for new models, but training starts from {self.model}.")
         self.settings()
 
     def settings(self) -> dict[str, Any]:
@@ -169,7 +189,7 @@ class DataArguments:
     tokenizer: str | None = field(
         default=None, metadata={"help": "A tokenizer with <mask> and <blank>; one is trained if unset."}
     )
-    vocab_size: int = field(default=8000, metadata={"help": "Tokens of a new tokenizer."})
+    vocab_size: int | None = field(default=None, metadata={"help": "Tokens of a new tokenizer; 8000 if unset."})
     max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
 
@@ -205,8 +225,10 @@ def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
             raise ValueError(f"{path}: '{name}' is not a setting; --help lists every one.")
         if value is None:
             continue
-        if isinstance(value, dict):
+        if name == "config" and isinstance(value, dict):
             value = [f"{key}={'null' if entry is None else entry}" for key, entry in value.items()]
+        elif isinstance(value, dict):
+            value = json.dumps(value)
         values = value if isinstance(value, list) else [value]
         if values:
             flags += [f"--{name}", *map(str, values)]

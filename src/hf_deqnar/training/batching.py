@@ -76,13 +76,17 @@ class TokenBudgetSampler:
         return batches
 
     def _share(self, batches: list[list[int]]) -> list[list[int]]:
-        """Every process must get something of every batch: a last one that is too small joins the one before it."""
-        if len(batches[-1]) < self.processes:
-            last = batches.pop()
-            moved = batches[-1][-(self.processes - len(last)) :]
-            batches[-1] = batches[-1][: len(batches[-1]) - len(moved)]
-            batches.append(moved + last)
-        return batches
+        """Every process must get something of every batch: a last one that is too small is filled from the one before.
+
+        Where that would leave too little there, the two become one, which may then be a little over the budget.
+        """
+        if len(batches[-1]) >= self.processes:
+            return batches
+        *others, before, last = batches
+        both = before + last
+        if len(both) < 2 * self.processes:
+            return [*others, both]
+        return [*others, both[: -self.processes], both[-self.processes :]]
 
     def __len__(self) -> int:
         return len(self.batches())

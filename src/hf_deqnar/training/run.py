@@ -35,7 +35,8 @@ SETTINGS = "run.json"
 DECISIVE = (
     "objective correction correction_share initial jacobian random_nfe max_nfe denoising_steps gamma beta max_tokens "
     "learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim max_grad_norm "
-    "label_smoothing_factor gradient_accumulation_steps seed data_seed"
+    "label_smoothing_factor gradient_accumulation_steps seed data_seed max_steps num_train_epochs lr_scheduler_kwargs "
+    "bf16 fp16 average_best metric_for_best_model"
 )
 
 

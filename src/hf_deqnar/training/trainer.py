@@ -1,10 +1,14 @@
 """`DeqNarTrainer`: learns an objective with equilibria."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from ..landscape import spectral_radius
+from ..objectives.inputs import masked
 from ..objectives.objective import Objective, Term, check_objective, parse_objective
+from ..objectives.targets import dynamically_distilled
 from .arguments import DeqNarTrainingArguments
 from .translation_trainer import TranslationTrainer
 
@@ -20,19 +24,40 @@ class DeqNarTrainer(TranslationTrainer):
     def __init__(self, model: nn.Module, args: DeqNarTrainingArguments, **options) -> None:
         self.objective = objective_of(args)
         check_objective(self.objective, model.config)
+        if model.config.refinement == "stacked":
+            for name in ("correction", "initial", "jacobian", "random_nfe", "denoising_steps", "max_nfe"):
+                if getattr(args, name):
+                    raise ValueError(
+                        f"{name}={getattr(args, name)} has no effect: a stacked model seeks no equilibrium."
+                    )
+        columns = getattr(options.get("train_dataset"), "column_names", None)
+        if self.objective.target is dynamically_distilled and columns is not None and "candidates" not in columns:
+            raise ValueError(
+                f"objective '{args.objective}' needs a column of candidates; there are {', '.join(columns)}."
+            )
+        # Validation is told nothing that training is told for its own good.
+        self.validation_objective = replace(self.objective, label_smoothing=0.0, random_nfe=False)
+        self.denoising_objective = replace(self.objective, input=masked)
         model.config.objective = args.objective
         super().__init__(model, args, **options)
 
     def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
-        budget = self._budget() if self.model.training else None
-        return self.objective.terms(self.model, batch, progress, generator, max_nfe=budget)
+        if not self.model.training:
+            return self.validation_objective.terms(self.model, batch, progress, generator)
+        objective, budget = self._stage()
+        return objective.terms(self.model, batch, progress, generator, max_nfe=budget)
 
-    def _budget(self) -> int | None:
-        """Most evaluations of a solve at this point of training."""
-        steps = self.args.denoising_steps
+    def _stage(self) -> tuple[Objective, int | None]:
+        """What is learned at this point of training, and with how many evaluations of a solve at most.
+
+        Explicit models first learn to denoise a canvas on which nothing is revealed (DEQNAR section 3.5).
+        """
+        explicit, steps = self.model.config.refinement == "explicit", self.args.denoising_steps
         if steps is None:
-            steps = self.state.max_steps // 2 if self.model.config.refinement == "explicit" else 0
-        return 1 if self.state.global_step < steps else self.args.max_nfe
+            steps = self.state.max_steps // 2 if explicit else 0
+        if self.state.global_step >= steps:
+            return self.objective, self.args.max_nfe
+        return self.denoising_objective if explicit else self.objective, 1
 
     def validation_figures(self, batch: dict[str, Tensor]) -> dict[str, float]:
         """The spectral radius of the transition in the equilibria of a few sentences, on average."""

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from datasets import Dataset
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import EarlyStoppingCallback, Seq2SeqTrainer, TrainerState
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint, rotate_checkpoints
+from transformers.trainer_utils import PredictionOutput, TrainOutput, get_last_checkpoint, rotate_checkpoints
 from transformers.utils import logging
 
 from ..corpus.evaluation import Translations, score, translate_sentences
@@ -20,13 +22,14 @@ from ..corpus.reading import Pair
 from ..objectives.objective import Term, combine
 from .arguments import TranslationTrainingArguments
 from .averaging import average_weights, best_steps, load_weights, remove_all_but, save_weights
-from .batching import TokenBudgetLoader, TokenBudgetSampler, collate
+from .batching import TokenBudgetLoader, TokenBudgetSampler, collate, pad
 
 logger = logging.get_logger(__name__)
 
 UNFINISHED = "_unfinished"  # transformers does not upload names that begin with an underscore
 BEST = "best"
 GENERATED_TOGETHER = 64  # sentences per batch when validation translates
+WRITING_ERRORS = (OSError, RuntimeError, SafetensorError)  # how a full disk is told by Python, torch and safetensors
 
 
 class TranslationTrainer(Seq2SeqTrainer):
@@ -45,13 +48,19 @@ class TranslationTrainer(Seq2SeqTrainer):
     def __init__(self, model: nn.Module, args: TranslationTrainingArguments, **options) -> None:
         if options.get("processing_class") is None:
             raise ValueError(f"{type(self).__name__} needs processing_class=tokenizer, to score and to save.")
-        if options.get("eval_dataset") is None and args.eval_strategy != "no":
+        for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name} has no effect: translations are scored, and the loss is compute_terms.")
+        for name in ("train_dataset", "eval_dataset"):
+            options[name] = as_dataset(options.get(name), name)
+        if options["eval_dataset"] is None and args.eval_strategy != "no":
             raise ValueError(f"eval_strategy='{args.eval_strategy}' needs an eval_dataset.")
         options.setdefault("data_collator", functools.partial(collate, padding=model.config.pad_token_id))
         super().__init__(model=model, args=args, **options)
         if args.n_gpu > 1:
             raise ValueError(f"One process cannot use {args.n_gpu} devices; start one for each with accelerate launch.")
         self.label_smoother = None  # smoothing is part of the terms
+        self.model_accepts_loss_kwargs = False  # else transformers would not divide by the parts of a batch
         if args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         self._writing_into: Path | None = None
@@ -76,14 +85,19 @@ class TranslationTrainer(Seq2SeqTrainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> TokenBudgetLoader:
         return self._loader(self.eval_dataset if eval_dataset is None else eval_dataset, shuffle=False)
 
+    def get_test_dataloader(self, test_dataset: Any) -> TokenBudgetLoader:
+        return self._loader(as_dataset(test_dataset, "test_dataset"), shuffle=False)
+
     def _loader(self, dataset: Any, shuffle: bool) -> TokenBudgetLoader:
         lengths = [
             max(len(source), len(target))
             for source, target in zip(dataset["input_ids"], dataset["labels"], strict=True)
         ]
+        # Validation takes what it is given: a long sentence there may have a batch of its own.
+        budget = self.args.max_tokens if shuffle else max(self.args.max_tokens, max(lengths) * self.args.world_size)
         sampler = TokenBudgetSampler(
             lengths,
-            self.args.max_tokens,
+            budget,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             processes=self.args.world_size,
             process=self.args.process_index,
@@ -94,6 +108,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             batch_sampler=sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            persistent_workers=self.args.dataloader_persistent_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )
 
@@ -118,10 +134,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         loss = terms["loss"]
         if not loss.isfinite():
             raise FloatingPointError(self._not_finite("loss", loss.item()))
-        for name, value in terms.items():
-            if name != "loss":
-                self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
-        self._summed += 1
+        if model.training:
+            for name, value in terms.items():
+                if name != "loss":
+                    self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
+            self._summed += 1
         return (loss, terms) if return_outputs else loss
 
     def _share(self, counts: Tensor) -> Tensor:
@@ -175,7 +192,12 @@ class TranslationTrainer(Seq2SeqTrainer):
 
         `options` are those of `generate`. Random numbers drawn here do not change training.
         """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = self.eval_dataset if eval_dataset is None else as_dataset(eval_dataset, "eval_dataset")
+        if isinstance(dataset, dict):
+            figures = {}
+            for name, one in dataset.items():
+                figures |= self.evaluate(one, metric_key_prefix=f"{metric_key_prefix}_{name}", **options)
+            return figures
         start = time.perf_counter()
         training = self.model.training
         self.model.eval()
@@ -227,7 +249,28 @@ class TranslationTrainer(Seq2SeqTrainer):
         scored = score(Translations(joined, found.seconds), pairs)
         return {"bleu": scored["bleu"], "chrf": scored["chrf"], "length_ratio": scored["length_ratio"]}
 
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test", **options: Any
+    ) -> PredictionOutput:
+        """Token ids of the translations, in the order of the data set, with the figures of `evaluate`."""
+        dataset = as_dataset(test_dataset, "test_dataset")
+        metrics = self.evaluate(dataset, metric_key_prefix=metric_key_prefix, **options)
+        rows = [dataset[place] for place in range(len(dataset))]
+        found = []
+        for first in range(0, len(rows), GENERATED_TOGETHER):
+            batch = self._prepare_inputs(self.data_collator(rows[first : first + GENERATED_TOGETHER]))
+            found += self.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **options).tolist()
+        padding = self.model.config.pad_token_id
+        labels = pad([row["labels"] for row in rows], -100)
+        return PredictionOutput(pad(found, padding).numpy(), labels.numpy(), metrics)
+
     # ---- Checkpoints
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Tied weights are saved once, so that one of their names is always missing."""
+        tied = self.model._tied_weights_keys or {}
+        kept = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(type(load_result)(kept, load_result.unexpected_keys))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write into a folder of another name and rename it when all of it is there."""
@@ -240,11 +283,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.state.best_global_step = None  # else it is looked for in the unfinished folder; `best` is our own
         try:
             super()._save_checkpoint(model, trial)
-        except Exception as error:
+        except WRITING_ERRORS as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            last = get_last_checkpoint(str(output))
-            kept = "there is no earlier one" if last is None else f"{last} is intact"
-            raise OSError(f"{name} could not be written to {output} ({error}); {kept}.") from error
+            raise OSError(self._not_written(name, error)) from error
         finally:
             self._writing_into = None
         self.accelerator.wait_for_everyone()
@@ -276,8 +317,26 @@ class TranslationTrainer(Seq2SeqTrainer):
         return Path(self.args.output_dir) / BEST / f"step-{step}.safetensors"
 
     def _keep_if_good(self, metrics: dict[str, float]) -> None:
-        if self.args.should_save and self.state.global_step in self._best_steps():
-            save_weights(self.model, self._best_path(self.state.global_step))
+        metric = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
+        if metric not in metrics:
+            known = ", ".join(name.removeprefix("eval_") for name in metrics)
+            raise ValueError(
+                f"metric_for_best_model={self.args.metric_for_best_model} is not measured; there are {known}."
+            )
+        if not self.args.should_save or self.state.global_step not in self._best_steps():
+            return
+        path = self._best_path(self.state.global_step)
+        try:
+            save_weights(self.model, path)
+        except WRITING_ERRORS as error:
+            raise OSError(self._not_written(path.name, error)) from error
+        if self.args.save_strategy == "no":  # else older ones may be needed by a run that goes on
+            remove_all_but(path.parent, map(self._best_path, self._best_steps()))
+
+    def _not_written(self, name: str, error: Exception) -> str:
+        last = get_last_checkpoint(self.args.output_dir)
+        kept = "there is no earlier checkpoint" if last is None else f"{last} is intact"
+        return f"{name} could not be written to {self.args.output_dir} ({error}); {kept}."
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> TrainOutput:
         """As in transformers; afterwards the model has the average of the best weights.
@@ -288,6 +347,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise ValueError(f"There is no checkpoint in {self.args.output_dir} to go on from.")
+        if self.args.world_size > 1 and not resume_from_checkpoint:
+            torch.manual_seed(self.args.seed + self.args.process_index * 7919)  # dropout of its own for every process
         if resume_from_checkpoint and self._already_trained(resume_from_checkpoint):
             result = TrainOutput(self.state.global_step, 0.0, {})
         else:
@@ -297,7 +358,10 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _already_trained(self, checkpoint: str) -> bool:
         state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
-        if not 0 < self.args.max_steps <= state.global_step:
+        stopping = state.stateful_callbacks.get("EarlyStoppingCallback", {}).get("attributes", {})
+        patience = self.args.early_stopping_patience
+        stopped = patience is not None and stopping.get("early_stopping_patience_counter", 0) >= patience
+        if not stopped and not 0 < self.args.max_steps <= state.global_step:
             return False
         self._load_from_checkpoint(checkpoint)
         self.state = state
@@ -305,8 +369,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _take_best(self) -> None:
         """Average the best weights; but if the best alone translates better, take those."""
+        self.accelerator.wait_for_everyone()  # until the last of them is written
         paths = [path for path in map(self._best_path, self._best_steps()) if path.is_file()]
-        self.accelerator.wait_for_everyone()
         if not paths:
             return
         load_weights(self.model, average_weights(paths))
@@ -325,6 +389,17 @@ class TranslationTrainer(Seq2SeqTrainer):
             f"The average of the best {len(paths)} has a {metric} of {averaged[f'averaged_{metric}']:.2f}, the best "
             f"alone {alone:.2f}: the {'average' if better else 'best alone'} is kept."
         )
+
+
+def as_dataset(dataset: Any, name: str) -> Any:
+    """A `datasets.Dataset`; lists of rows become one, and several validation sets may come in a dict."""
+    if dataset is None or isinstance(dataset, Dataset):
+        return dataset
+    if isinstance(dataset, dict):
+        return {key: as_dataset(value, f"{name}['{key}']") for key, value in dataset.items()}
+    if isinstance(dataset, list):
+        return Dataset.from_list(dataset)
+    raise TypeError(f"{name} is a {type(dataset).__name__}; give a datasets.Dataset or a list of rows.")
 
 
 def run_as_forward(wrapped: nn.Module, model: nn.Module, compute: Callable[[Any], Any], batch: Any) -> Any:
