@@ -166,7 +166,7 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
+class CorpusArguments:
     """What it is trained on."""
 
     train_data: str = field(metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…"})
@@ -175,12 +175,18 @@ class DataArguments:
     validation_data: str | None = field(default=None, metadata={"help": "The same for validation."})
     validation_limit: int | None = field(default=None, metadata={"help": "Only so many validation pairs."})
     train_limit: int | None = field(default=None, metadata={"help": "Only the first so many training pairs."})
+    max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
+
+
+@dataclass
+class DataArguments(CorpusArguments):
+    """What it is trained on, and the tokenizer it is read with."""
+
     tokenizer: str | None = field(
         default=None, metadata={"help": "A tokenizer with <mask> and <blank>; one is trained if unset."}
     )
     vocab_size: int = field(default=8000, metadata={"help": "Tokens of a new tokenizer."})
-    max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
 
 
 def parse_arguments(kinds: Iterable[type], arguments: list[str] | None = None, program: str | None = None) -> tuple:

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,27 @@ from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.objective import check_objective
 from .allocator import keep_freed_memory
-from .arguments import DataArguments, DeqNarTrainingArguments, ModelArguments, parse_arguments
+from .arguments import (
+    CorpusArguments,
+    DataArguments,
+    DeqNarTrainingArguments,
+    ModelArguments,
+    TranslationTrainingArguments,
+    parse_arguments,
+)
 from .trainer import DeqNarTrainer, objective_of
+from .translation_trainer import TranslationTrainer
 
 SETTINGS = "run.json"
 
 # Settings that decide which weights come out; a run that goes on must have the same.
+OPTIMISATION = (
+    "max_tokens learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim "
+    "max_grad_norm label_smoothing_factor gradient_accumulation_steps seed data_seed"
+)
 DECISIVE = (
-    "objective correction correction_share initial jacobian random_nfe max_nfe denoising_steps gamma beta max_tokens "
-    "learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim max_grad_norm "
-    "label_smoothing_factor gradient_accumulation_steps seed data_seed"
+    "objective correction correction_share initial jacobian random_nfe max_nfe denoising_steps gamma beta "
+    f"{OPTIMISATION}"
 )
 
 
@@ -40,11 +52,7 @@ def main(arguments: list[str] | None = None, program: str | None = None) -> None
 def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNarTrainingArguments) -> DeqNarTrainer:
     """One run, from texts to a saved model in `arguments.output_dir`."""
     output = Path(arguments.output_dir)
-    logging.disable_progress_bar()  # of files being written; training has its own
-    say = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
-    if arguments.device.type == "cpu":
-        kept = keep_freed_memory()
-        say(kept or "The allocator is left as it is.")
+    say = prepare(arguments)
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
     pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
@@ -54,16 +62,39 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         model = find_model(model_arguments, tokenizer)
         check_objective(objective_of(arguments), model.config)
         tokenized = tokenize(pairs, tokenizer, model.config, data)
-    left_out = ", ".join(f"{count:,} {fate}" for fate, count in tokenized.left_out.items()) or "none"
-    used = f"{len(tokenized.dataset):,} of {len(pairs):,} pairs are used"
-    say(f"{used} (left out: {left_out}); {len(tokenizer):,} tokens.")
-    validation = None
-    if data.validation_data is not None:
-        pairs = read_parallel(data.validation_data, data.source, data.target)[: data.validation_limit]
-        validation = tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
-
-    settings = {name: plain(getattr(arguments, name)) for name in DECISIVE.split()}
+    say(f"{tokenized.describe()}; {len(tokenizer):,} tokens.")
+    settings = settings_of(arguments, DECISIVE)
     settings |= {"model": model_arguments.model, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
+    checkpoint = begin_or_go_on(arguments, settings)
+    trainer = DeqNarTrainer(
+        model,
+        arguments,
+        train_dataset=tokenized.dataset,
+        eval_dataset=None if data.validation_data is None else validation_set(data, tokenizer),
+        processing_class=tokenizer,
+    )
+    train_and_save(trainer, checkpoint, say)
+    return trainer
+
+
+def prepare(arguments: TranslationTrainingArguments) -> Callable[[str], None]:
+    """Set the process up for training; returns how to tell the user something, once of all processes."""
+    logging.disable_progress_bar()  # of files being written; training has its own
+    say = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
+    if arguments.device.type == "cpu":
+        kept = keep_freed_memory()
+        say(kept or "The allocator is left as it is.")
+    return say
+
+
+def validation_set(data: CorpusArguments, tokenizer: PreTrainedTokenizerBase) -> Any:
+    pairs = read_parallel(data.validation_data, data.source, data.target)[: data.validation_limit]
+    return tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
+
+
+def begin_or_go_on(arguments: TranslationTrainingArguments, settings: dict[str, Any]) -> str | None:
+    """The checkpoint to go on from, if these settings are its run's; else the settings are written down."""
+    output = Path(arguments.output_dir)
     checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
     with arguments.main_process_first(desc="settings"):
         if checkpoint is not None:
@@ -71,15 +102,15 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         elif arguments.should_save:
             output.mkdir(parents=True, exist_ok=True)
             write_json(output / SETTINGS, {"settings": settings})
-    trainer = DeqNarTrainer(
-        model, arguments, train_dataset=tokenized.dataset, eval_dataset=validation, processing_class=tokenizer
-    )
+    return checkpoint
+
+
+def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Callable[[str], None]) -> None:
     if checkpoint is not None:
         say(f"Going on from {checkpoint}.")
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
-    return trainer
 
 
 def find_tokenizer(
@@ -126,7 +157,7 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def tokenize(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: DeqNarConfig, data: DataArguments
+    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: DeqNarConfig, data: CorpusArguments
 ) -> TokenizedPairs:
     canvas = config.ctc_upsampling if config.length == "ctc" else None
     longest = config.max_position_embeddings // (canvas or 1)
@@ -135,9 +166,9 @@ def tokenize(
     return tokenize_pairs(pairs, tokenizer, max_length=data.max_length, canvas=canvas, cache=data.cache_dir)
 
 
-def check_same_run(output: Path, settings: dict[str, Any]) -> None:
+def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS) -> None:
     """A run may go on only as it began, else its result would be nobody's."""
-    path = output / SETTINGS
+    path = output / file
     if not path.is_file():
         raise ValueError(f"{output} holds checkpoints of something else; choose another output_dir.")
     before = json.loads(path.read_text(encoding="utf-8"))["settings"]
@@ -155,9 +186,10 @@ def check_same_run(output: Path, settings: dict[str, Any]) -> None:
             )
 
 
-def plain(value: Any) -> Any:
-    """An enumeration's value; anything else as it is."""
-    return getattr(value, "value", value)
+def settings_of(arguments: TranslationTrainingArguments, names: str) -> dict[str, Any]:
+    """The named fields; an enumeration by its value."""
+    values = {name: getattr(arguments, name) for name in names.split()}
+    return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
