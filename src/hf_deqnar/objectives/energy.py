@@ -272,9 +272,10 @@ def frozen(model: nn.Module) -> Iterator[None]:
 def check_teacher(teacher: Any, vocabulary: int) -> None:
     """Refuse a teacher that cannot be fed soft tokens; whether it is fed rightly is tried on real ones."""
     kind = type(teacher).__name__
-    check_scorer(teacher, vocabulary, "The teacher")
-    if "decoder_inputs_embeds" not in inspect.signature(teacher.forward).parameters:
+    takes = inspect.signature(teacher.forward).parameters
+    if getattr(teacher.config, "is_encoder_decoder", False) and "decoder_inputs_embeds" not in takes:
         raise ValueError(f"The teacher, a {kind}, takes no decoder_inputs_embeds, so it cannot read soft tokens.")
+    check_scorer(teacher, vocabulary, "The teacher")
     device = next(teacher.parameters()).device
     tokens = torch.linspace(0, vocabulary - 1, TRIED_TOKENS + 2, device=device).long()[1:-1]
     tokens = tokens[tokens != teacher.config.pad_token_id][None]  # padding in a text is nobody's case
