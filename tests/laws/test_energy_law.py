@@ -14,6 +14,7 @@ from hf_deqnar.objectives.energy import (
     energy,
     gumbel_noise,
     reader_of,
+    whole_sentences,
 )
 
 from ..conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
@@ -108,6 +109,37 @@ def test_any_function_can_be_the_teacher():
     assert torch.allclose(energy(read, tokens, tokens, mask), torch.stack(expected))
 
 
+def test_an_end_before_the_end_is_as_unlikely_as_can_be_and_whole_sentences_are_judged_as_before():
+    teacher, batch = small_teacher().double(), batch_of(extra=1)
+    mask, tokens = batch["labels"] >= 0, batch["labels"].clamp_min(0)
+    read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
+    strict = whole_sentences(read, END)
+    with torch.no_grad():
+        assert torch.equal(energy(strict, tokens, tokens, mask), energy(read, tokens, tokens, mask))
+        ended = torch.full_like(tokens, END)
+        said = read(ended, mask)
+        lengths = mask.sum(dim=1)
+        for row, length in enumerate(lengths.tolist()):
+            early = -said[row, : length - 1].amin(dim=-1).sum() - said[row, length - 1, END]
+            assert torch.isclose(energy(strict, ended, ended, mask)[row], early)
+        by_distribution = functional.one_hot(ended, VOCABULARY).double()
+        found = energy(strict, ended, by_distribution, mask)
+        assert torch.allclose(found, energy(strict, ended, ended, mask))
+
+
+@pytest.mark.parametrize("forbidden", [True, False])
+def test_the_objective_forbids_early_ends_unless_told_otherwise(forbidden):
+    student, teacher, batch = small_model(refinement="stacked"), small_teacher().double(), batch_of()
+    bonus = torch.zeros(VOCABULARY, dtype=torch.float64).index_fill(0, torch.tensor([END]), 100.0)
+    student.lm_head.register_forward_hook(lambda module, arguments, logits: logits + bonus)
+    read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
+    terms = EnergyObjective(forbid_early_end=forbidden).terms(student, read, batch)
+    ended, mask = torch.full_like(batch["labels"], END), batch["labels"] >= 0
+    expected = energy(whole_sentences(read, END) if forbidden else read, ended, ended, mask).sum()
+    assert torch.allclose(terms["discrete_energy"].total, expected)
+    assert torch.allclose(terms["energy"].total, expected)
+
+
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_a_sentence_has_the_same_energy_in_any_company(refinement):
     student, teacher = small_model(refinement=refinement), small_teacher().double()
@@ -180,7 +212,8 @@ def test_the_discrete_energy_is_that_of_what_the_student_writes(refinement):
         tokens = logits.argmax(dim=-1)
         sources = (batch["input_ids"], batch["attention_mask"])
         expected = -teacher_forced(teacher, *sources, tokens, mask, "the teacher").sum()
-        found = EnergyObjective().terms(student, reader_of(teacher, *sources), batch)["discrete_energy"]
+        objective = EnergyObjective(forbid_early_end=False)
+        found = objective.terms(student, reader_of(teacher, *sources), batch)["discrete_energy"]
     assert torch.allclose(found.total, expected, rtol=1e-12)
     assert found.count == 4
 

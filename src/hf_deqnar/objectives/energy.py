@@ -127,11 +127,13 @@ class EnergyObjective:
         decoder_input: O₁, a name in `OPERATORS`: how the student's logits are fed to the teacher.
         target: O₂: how they are compared with what it says.
         temperature: of the softmax in all operators but STL; 1 in the paper.
+        forbid_early_end: see `whole_sentences`; off, it is the paper's equation to the letter.
     """
 
     decoder_input: str = "SX"
     target: str = "ST"
     temperature: float = 1.0
+    forbid_early_end: bool = True
 
     def __post_init__(self) -> None:
         check_operator(self.decoder_input, "decoder_input_operator")
@@ -158,6 +160,8 @@ class EnergyObjective:
         source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
         mask = core.check_labels(labels)
         lengths = mask.sum(dim=1)
+        if self.forbid_early_end:
+            read = whole_sentences(read, model.config.eos_token_id)
         found = core(  # without labels: a latent variable has its prior mean, as when the student writes
             input_ids=batch["input_ids"],
             attention_mask=source_mask,
@@ -184,6 +188,23 @@ class EnergyObjective:
             for name in ("nfe", "residual", "converged"):
                 terms[name] = Term(getattr(found, name).to(found.residual.dtype).sum(), rows)
         return terms
+
+
+def whole_sentences(read: Reader, end: int) -> Reader:
+    """A teacher for whom </s> before the last position is as unlikely as the unlikeliest token.
+
+    A sentence ends where it ends, so no teacher has learned what follows an end. Many say: another end. Then a row of
+    nothing but </s> has a low energy, and students find it.
+    """
+
+    def read_whole(sequence: Tensor, mask: Tensor) -> Tensor:
+        log_probabilities = read(sequence, mask)
+        followed = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+        unlikeliest = log_probabilities.detach().amin(dim=-1, keepdim=True)
+        ends = torch.arange(log_probabilities.shape[-1], device=mask.device) == end
+        return torch.where(followed[..., None] & ends, unlikeliest, log_probabilities)
+
+    return read_whole
 
 
 def written_tokens(logits: Tensor, config: DeqNarConfig) -> Tensor:

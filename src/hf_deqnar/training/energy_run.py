@@ -34,7 +34,7 @@ from .run import (
 from .translation_trainer import GENERATED_TOGETHER
 
 GRID = "grid.json"
-DECISIVE = f"decoder_input_operator target_operator temperature max_nfe {OPTIMISATION}"
+DECISIVE = f"decoder_input_operator target_operator temperature forbid_early_end max_nfe {OPTIMISATION}"
 FIGURES = ("discrete_energy", "energy", "reference_length_bleu", "bleu", "chrf", "length_ratio")
 
 

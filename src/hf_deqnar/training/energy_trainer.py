@@ -32,6 +32,10 @@ class EnergyTrainingArguments(TranslationTrainingArguments):
         default="ST", metadata={"help": "O2, what the teacher's answer is compared with; one of the same."}
     )
     temperature: float = field(default=1.0, metadata={"help": "Of the softmax in all operators but STL."})
+    forbid_early_end: bool = field(
+        default=True,
+        metadata={"help": "Take </s> before the last position for the unlikeliest token; teachers do not know better."},
+    )
     max_nfe: int | None = field(
         default=None, metadata={"help": "Most evaluations of a solve while training; the model's own if unset."}
     )
@@ -62,7 +66,8 @@ class EnergyTrainingArguments(TranslationTrainingArguments):
 
     def objective(self) -> EnergyObjective:
         """What the operators and the temperature make of a student's logits."""
-        return EnergyObjective(self.decoder_input_operator, self.target_operator, self.temperature)
+        operators = (self.decoder_input_operator, self.target_operator)
+        return EnergyObjective(*operators, self.temperature, self.forbid_early_end)
 
 
 class EnergyTrainer(TranslationTrainer):
