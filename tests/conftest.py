@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: names that do not exist fail at once
+
 import pytest
 import torch
 

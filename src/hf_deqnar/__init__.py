@@ -36,7 +36,12 @@ register_auto_classes()
 register_translation_pipeline()
 
 # Training needs packages of the train extra, so it is imported when it is asked for.
-LATER = {"DeqNarTrainer": ".training.trainer", "DeqNarTrainingArguments": ".training.arguments"}
+LATER = {
+    "DeqNarTrainer": ".training.trainer",
+    "DeqNarTrainingArguments": ".training.arguments",
+    "EnergyTrainer": ".training.energy_trainer",
+    "EnergyTrainingArguments": ".training.energy_trainer",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -58,6 +63,8 @@ __all__ = [
     "DeqNarTrainer",
     "DeqNarTrainingArguments",
     "DeqNarTranslationPipeline",
+    "EnergyTrainer",
+    "EnergyTrainingArguments",
     "FixedPoint",
     "solve",
 ]

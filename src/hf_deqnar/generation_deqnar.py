@@ -419,8 +419,7 @@ class DeqNarGenerationMixin:
     def _logits(self, features: Tensor) -> Tensor:
         """Logits without the tokens that are never part of a text."""
         logits = self.lm_head(features).float()
-        never = {self.config.pad_token_id, self.config.mask_token_id, self.config.bos_token_id}
-        logits[..., [token for token in never if token is not None]] = float("-inf")
+        logits[..., never_written(self.config)] = float("-inf")
         return logits
 
     def _read_draft(self, bound: Any, value: Tensor) -> Tensor:
@@ -503,6 +502,12 @@ class DeqNarGenerationMixin:
                 return  # a repository without generation_config.json: the defaults of __init__ stand
 
 
+def never_written(config: Any) -> list[int]:
+    """The tokens that are never part of a text."""
+    never = {config.pad_token_id, config.mask_token_id, config.bos_token_id}
+    return [token for token in never if token is not None]
+
+
 def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:
     """The canvas of pass t of T: the ⌊N·(1 − t/T)⌋ least sure tokens become `<mask>` again (Mask-Predict)."""
     count = candidates.mask.sum(dim=1) * (passes - number) // passes
@@ -565,10 +570,7 @@ def teacher_forced(
     scorer: Any, input_ids: Tensor, source_mask: Tensor, labels: Tensor, real: Tensor, whose: str
 ) -> Tensor:
     """log P(y_t | y_<t, X) of every label under an autoregressive model, in one pass; 0 where it is not `real`."""
-    longest = getattr(scorer.config, "max_position_embeddings", None)
-    width = max(input_ids.shape[1], labels.shape[1])
-    if longest is not None and width > longest:
-        raise ValueError(f"A text of {width} tokens is too long for {whose}, which takes {longest}; split the text.")
+    check_width(scorer, max(input_ids.shape[1], labels.shape[1]), whose)
     start = scorer.config.decoder_start_token_id
     outputs = scorer(
         input_ids=input_ids,
@@ -577,6 +579,13 @@ def teacher_forced(
         decoder_attention_mask=torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], dim=1).long(),
     )
     return full_precision(outputs.logits).log_softmax(dim=-1).gather(2, labels[:, :, None])[:, :, 0] * real
+
+
+def check_width(scorer: Any, width: int, whose: str) -> None:
+    """Refuse texts with more tokens than a scorer has positions for."""
+    longest = getattr(scorer.config, "max_position_embeddings", None)
+    if longest is not None and width > longest:
+        raise ValueError(f"A text of {width} tokens is too long for {whose}, which takes {longest}; split the text.")
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from hf_deqnar.training.translation_trainer import UNFINISHED
 
 from ..conftest import DATA
-from ..training.conftest import make_trainer  # noqa: F401  (a fixture)
+from ..training.conftest import make_energy_trainer, make_trainer  # noqa: F401  (fixtures)
 
 STEPS = 9
 
@@ -119,6 +119,27 @@ def test_a_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 6
     found, expected = final_weights(again), final_weights(first)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_learning_from_an_energy_goes_on_with_the_same_noise(make_energy_trainer):  # noqa: F811
+    operators = {"decoder_input_operator": "GX", "target_operator": "SG", "average_best": 0}
+    strategies = {
+        f"{what}_{setting}": value
+        for what in ("save", "eval")
+        for setting, value in (("strategy", "steps"), ("steps", 2))
+    }
+    options = {**operators, **strategies, "model": {"dropout": 0.1}, "max_steps": 5}
+    whole = make_energy_trainer("whole", **options)
+    whole.train()
+    stopped = make_energy_trainer("stopped", **options)
+    stopped.add_callback(KillAt(3))
+    with pytest.raises(Killed):
+        stopped.train()
+    resumed = make_energy_trainer("stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 5
+    found, expected = final_weights(resumed), final_weights(whole)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

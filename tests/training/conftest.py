@@ -6,9 +6,11 @@ import torch
 from hf_deqnar.corpus.reading import Pair
 from hf_deqnar.corpus.tokenized import tokenize_for_validation, tokenize_pairs
 from hf_deqnar.training.arguments import DeqNarTrainingArguments
+from hf_deqnar.training.energy_trainer import EnergyTrainer, EnergyTrainingArguments
 from hf_deqnar.training.trainer import DeqNarTrainer
 
 from ..conftest import SENTENCES, small_model
+from ..teachers import small_teacher
 
 PAIRS = [Pair(source, [target]) for source, target in SENTENCES] * 4
 
@@ -32,6 +34,25 @@ def make_trainer(tmp_path, tokenizer):
             DeqNarTrainingArguments(str(tmp_path / folder), **options),
             train_dataset=prepare(train.dataset),
             eval_dataset=prepare(tokenize_for_validation(PAIRS[:6], tokenizer, max_length=60)),
+            processing_class=tokenizer,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_energy_trainer(tmp_path, tokenizer):
+    def make(folder: str = "run", model: dict | None = None, teacher: str | torch.nn.Module = "marian", **options):
+        options = {"max_steps": 6, "max_tokens": 100, "logging_steps": 2, "learning_rate": 1e-3, "seed": 7, **options}
+        options = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", **options}
+        options = {"save_strategy": "no", "eval_strategy": "no", **options}
+        train = tokenize_pairs(PAIRS, tokenizer, max_length=60, cache=tmp_path / "cache")
+        return EnergyTrainer(
+            small_model(torch.float32, **{"vocab_size": len(tokenizer), "max_nfe": 6, **(model or {})}),
+            EnergyTrainingArguments(str(tmp_path / folder), **options),
+            teacher=small_teacher(teacher, len(tokenizer)) if isinstance(teacher, str) else teacher,
+            train_dataset=train.dataset,
+            eval_dataset=tokenize_for_validation(PAIRS[:6], tokenizer, max_length=60),
             processing_class=tokenizer,
         )
 

@@ -30,6 +30,12 @@ class TokenizedPairs:
     left_out: dict[str, int]
     fingerprint: str
 
+    def describe(self) -> str:
+        """How many pairs are used, and why the others are not."""
+        reasons = ", ".join(f"{count:,} {fate}" for fate, count in self.left_out.items()) or "none"
+        total = len(self.dataset) + sum(self.left_out.values())
+        return f"{len(self.dataset):,} of {total:,} pairs are used (left out: {reasons})"
+
 
 def tokenize_pairs(
     pairs: list[Pair],

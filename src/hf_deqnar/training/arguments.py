@@ -173,11 +173,11 @@ class ModelArguments:
 
     def settings(self) -> dict[str, Any]:
         """`config` as values by field."""
-        return settings_of(self.config, DeqNarConfig)
+        return read_settings(self.config, DeqNarConfig)
 
 
 @dataclass
-class DataArguments:
+class CorpusArguments:
     """What it is trained on."""
 
     train_data: str = field(metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…"})
@@ -186,12 +186,22 @@ class DataArguments:
     validation_data: str | None = field(default=None, metadata={"help": "The same for validation."})
     validation_limit: int | None = field(default=None, metadata={"help": "Only so many validation pairs."})
     train_limit: int | None = field(default=None, metadata={"help": "Only the first so many training pairs."})
+    max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
+
+
+@dataclass
+class DataArguments(CorpusArguments):
+    """What it is trained on, and the tokenizer it is read with."""
+
     tokenizer: str | None = field(
         default=None, metadata={"help": "A tokenizer with <mask> and <blank>; one is trained if unset."}
     )
     vocab_size: int | None = field(default=None, metadata={"help": "Tokens of a new tokenizer; 8000 if unset."})
-    max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None and self.vocab_size is not None:
+            raise ValueError(f"vocab_size={self.vocab_size} is for new tokenizers, but {self.tokenizer} is used.")
 
 
 def parse_arguments(kinds: Iterable[type], arguments: list[str] | None = None, program: str | None = None) -> tuple:
@@ -235,7 +245,7 @@ def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
     return flags
 
 
-def settings_of(assignments: list[str], kind: type) -> dict[str, Any]:
+def read_settings(assignments: list[str], kind: type) -> dict[str, Any]:
     """'field=value' each, for a configuration class; read as YAML, so that 1e-3, true and null mean what they say."""
     known = {entry.name for entry in fields(kind)}
     found = {}

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ from transformers.utils import logging
 
 from ..configuration_deqnar import DeqNarConfig
 from ..corpus.reading import Pair, read_parallel
-from ..corpus.tokenized import TokenizedPairs, tokenize_for_validation, tokenize_pairs
+from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.objective import check_objective
 from .allocator import keep_freed_memory
 from .arguments import (
+    CorpusArguments,
     DataArguments,
     DeqNarTrainingArguments,
     ModelArguments,
@@ -27,16 +29,20 @@ from .arguments import (
     parse_arguments,
 )
 from .trainer import DeqNarTrainer, objective_of
-from .translation_trainer import TranslationTrainer
+from .translation_trainer import WRITING_ERRORS, TranslationTrainer
 
 SETTINGS = "run.json"
+ORIGIN = "trained_on.json"  # beside a tokenizer: what it was made from
 
 # Settings that decide which weights come out; a run that goes on must have the same.
+OPTIMISATION = (
+    "max_tokens learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim "
+    "max_grad_norm label_smoothing_factor gradient_accumulation_steps seed data_seed max_steps num_train_epochs "
+    "lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model"
+)
 DECISIVE = (
-    "objective correction correction_share initial jacobian random_nfe max_nfe denoising_steps gamma beta max_tokens "
-    "learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim max_grad_norm "
-    "label_smoothing_factor gradient_accumulation_steps seed data_seed max_steps num_train_epochs lr_scheduler_kwargs "
-    "bf16 fp16 average_best metric_for_best_model"
+    "objective correction correction_share initial jacobian random_nfe max_nfe denoising_steps gamma beta "
+    f"{OPTIMISATION}"
 )
 
 
@@ -54,68 +60,114 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         check_objective(objective_of(arguments), model.config)
         return model
 
-    return conduct(data, arguments, model_arguments.model, make_model, DeqNarTrainer)
+    return conduct(data, arguments, DECISIVE, model_arguments.model, make_model, DeqNarTrainer)
 
 
 def conduct(
     data: DataArguments,
     arguments: TranslationTrainingArguments,
+    decisive: str,
     start: str | None,
     make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
     make_trainer: Callable[..., TranslationTrainer],
 ) -> TranslationTrainer:
-    """What every run does: read and tokenize, make the model, train or go on, save.
+    """Read and tokenize, make the model, train or go on, save.
 
     Args:
+        decisive: names of the arguments that a run which goes on must share.
         start: the model that training starts from, whose tokenizer is then used; None for a new one.
         make_model: from the tokenizer to the model; called after seeding.
         make_trainer: from model, arguments, data sets and tokenizer to the trainer.
     """
-    output = Path(arguments.output_dir)
-    logging.disable_progress_bar()  # of files being written; training has its own
-    say = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
-    if arguments.device.type == "cpu":
-        say(keep_freed_memory() or "The allocator is left as it is.")
+    say = prepare(arguments)
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
     pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
     with arguments.main_process_first(desc="tokenizing"):
-        tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, output)
+        tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
         set_seed(arguments.seed)
         model = make_model(tokenizer)
         tokenized = tokenize(pairs, tokenizer, model.config, data)
-    left_out = ", ".join(f"{count:,} {fate}" for fate, count in tokenized.left_out.items()) or "none"
-    used = f"{len(tokenized.dataset):,} of {len(pairs):,} pairs are used"
-    say(f"{used} (left out: {left_out}); {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
-    validation = None
-    if data.validation_data is not None:
-        pairs = read_parallel(data.validation_data, data.source, data.target)[: data.validation_limit]
-        validation = tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
-
-    settings = {name: plain(getattr(arguments, name)) for name in DECISIVE.split() if hasattr(arguments, name)}
+    say(f"{tokenized.describe()}; {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
+    validation = None if data.validation_data is None else validation_set(data, tokenizer)
+    settings = settings_of(arguments, decisive)
     settings |= {"model": start, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
+    settings["validation"] = None if validation is None else fingerprint_of(map(str, validation["references"]))
+    checkpoint = begin_or_go_on(arguments, settings, say)
+    datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
+    trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
+    train_and_save(trainer, checkpoint, say)
+    return trainer
+
+
+def prepare(arguments: TranslationTrainingArguments) -> Callable[[str], None]:
+    """Set the process up for training; returns how to tell the user something, once of all processes."""
+    logging.disable_progress_bar()  # of files being written; training has its own
+    say = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
+    if arguments.device.type == "cpu":
+        kept = keep_freed_memory()
+        say(kept or "The allocator is left as it is.")
+    return say
+
+
+def validation_set(data: CorpusArguments, tokenizer: PreTrainedTokenizerBase) -> Any:
+    pairs = read_parallel(data.validation_data, data.source, data.target)[: data.validation_limit]
+    return tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
+
+
+def begin_or_go_on(
+    arguments: TranslationTrainingArguments, settings: dict[str, Any], say: Callable[[str], None]
+) -> str | None:
+    """The checkpoint to go on from, if these settings are its run's; else the settings are written down."""
+    output = Path(arguments.output_dir)
     checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
     with arguments.main_process_first(desc="settings"):
         if checkpoint is not None:
-            check_same_run(output, settings)
+            run = check_same_run(output, settings)
+            if run["processes"] != arguments.world_size:
+                say(
+                    f"This run was begun by {run['processes']} processes and goes on with {arguments.world_size}: the "
+                    "batches are the same, random draws are not."
+                )
         elif arguments.should_save:
             output.mkdir(parents=True, exist_ok=True)
-            write_json(output / SETTINGS, {"settings": settings})
-    datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
-    trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
+            write_json(output / SETTINGS, {"settings": settings, "processes": arguments.world_size, "finished": False})
+    return checkpoint
+
+
+def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Callable[[str], None]) -> None:
+    """Train or go on, and save; a run that has finished is left as it is."""
+    output = Path(trainer.args.output_dir)
+    if checkpoint is not None and json.loads((output / SETTINGS).read_text(encoding="utf-8"))["finished"]:
+        say(f"{output} holds the finished run; nothing is left to train.")
+        trainer._load_from_checkpoint(str(output))
+        return
     if checkpoint is not None:
         say(f"Going on from {checkpoint}.")
     trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
-    trainer.save_state()
-    return trainer
+    try:
+        trainer.save_model()
+        trainer.save_state()
+    except WRITING_ERRORS as error:
+        raise OSError(f"The model could not be written to {output} ({error}); its checkpoints are intact.") from error
+    if trainer.args.should_save:
+        run = json.loads((output / SETTINGS).read_text(encoding="utf-8"))
+        write_json(output / SETTINGS, {**run, "finished": True})
 
 
 def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], output: Path) -> PreTrainedTokenizerBase:
     """The named tokenizer, the one this run trained before, or a new one."""
     folder = output / "tokenizer"
-    if name is None and folder.is_dir():
-        name = str(folder)
+    vocabulary = 8000 if data.vocab_size is None else data.vocab_size
+    texts = [text for pair in pairs for text in (pair.source, pair.references[0])]
+    origin = {"vocab_size": vocabulary, "texts": fingerprint_of(texts)}
+    if name is None and (folder / ORIGIN).is_file():
+        if json.loads((folder / ORIGIN).read_text(encoding="utf-8")) == origin:
+            name = str(folder)
+        elif get_last_checkpoint(str(output)) is not None:
+            raise ValueError(
+                f"{folder} was trained on other texts or for another vocab_size; choose another output_dir."
+            )
     if name is not None:
         try:
             return AutoTokenizer.from_pretrained(name)
@@ -123,10 +175,11 @@ def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], out
             raise ValueError(
                 f"{name} has no tokenizer that can be loaded; save it there with save_pretrained."
             ) from error
-    texts = (text for pair in pairs for text in (pair.source, pair.references[0]))
-    tokenizer = train_tokenizer(texts, data.vocab_size)
+    tokenizer = train_tokenizer(texts, vocabulary)
     unfinished = output / "_tokenizer"
     tokenizer.save_pretrained(unfinished)
+    write_json(unfinished / ORIGIN, origin)
+    shutil.rmtree(folder, ignore_errors=True)
     os.replace(unfinished, folder)
     return tokenizer
 
@@ -148,11 +201,11 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
         raise ValueError(f"The tokenizer has no {missing[0]}; add it, or let the run train a tokenizer.")
     tokens = {f"{name}_token_id": vocabulary[token] for name, token in special.items()}
     fields = {"vocab_size": len(tokenizer), **tokens, **arguments.settings()}
-    return DeqNarForConditionalGeneration(DeqNarConfig.preset(arguments.preset, **fields))
+    return DeqNarForConditionalGeneration(DeqNarConfig.preset(arguments.preset or "tiny", **fields))
 
 
 def tokenize(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, data: DataArguments
+    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, data: CorpusArguments
 ) -> TokenizedPairs:
     canvas = config.ctc_upsampling if getattr(config, "length", None) == "ctc" else None
     longest = config.max_position_embeddings // (canvas or 1)
@@ -161,12 +214,13 @@ def tokenize(
     return tokenize_pairs(pairs, tokenizer, max_length=data.max_length, canvas=canvas, cache=data.cache_dir)
 
 
-def check_same_run(output: Path, settings: dict[str, Any]) -> None:
-    """A run may go on only as it began, else its result would be nobody's."""
-    path = output / SETTINGS
+def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS) -> dict[str, Any]:
+    """What is written down of a run. It may go on only as it began, else its result would be nobody's."""
+    path = output / file
     if not path.is_file():
         raise ValueError(f"{output} holds checkpoints of something else; choose another output_dir.")
-    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    run = json.loads(path.read_text(encoding="utf-8"))
+    before = run["settings"]
     for name, value in json.loads(json.dumps(settings)).items():
         if before.get(name) != value:
             if isinstance(value, dict):
@@ -179,11 +233,13 @@ def check_same_run(output: Path, settings: dict[str, Any]) -> None:
                 f"{output} holds a run with {name}={before.get(name)}, but now it is {value}; choose another "
                 "output_dir, or go on as it began."
             )
+    return run
 
 
-def plain(value: Any) -> Any:
-    """An enumeration's value; anything else as it is."""
-    return getattr(value, "value", value)
+def settings_of(arguments: TranslationTrainingArguments, names: str) -> dict[str, Any]:
+    """The named fields; an enumeration by its value."""
+    values = {name: getattr(arguments, name) for name in names.split()}
+    return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ from transformers import MarianConfig, MarianMTModel, PreTrainedConfig, PreTrain
 from ..modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
 from ..objectives.objective import Term
 from ..objectives.projection import cross_entropy_total
-from .arguments import DataArguments, TranslationTrainingArguments, parse_arguments, settings_of
-from .run import conduct
+from .arguments import DataArguments, TranslationTrainingArguments, parse_arguments, read_settings
+from .run import OPTIMISATION, conduct
 from .translation_trainer import TranslationTrainer
 
 # Table 10 of the MPLE paper (Huang et al. 2022); as many layers in the encoder as in the decoder.
@@ -44,7 +44,7 @@ class TeacherArguments:
 
     def settings(self) -> dict[str, Any]:
         """`config` as values by field."""
-        return settings_of(self.config, CONFIGS[self.architecture])
+        return read_settings(self.config, CONFIGS[self.architecture])
 
 
 def teacher_config(size: str, tokenizer: PreTrainedTokenizerBase, **overrides: Any) -> MarianConfig:
@@ -144,4 +144,4 @@ def train_teacher(
         configure = teacher_config if teacher.architecture == "marian" else recurrent_config
         return make_teacher(configure(teacher.size, tokenizer, **teacher.settings()), tokenizer)
 
-    return conduct(data, arguments, None, make_model, TeacherTrainer)
+    return conduct(data, arguments, OPTIMISATION, None, make_model, TeacherTrainer)

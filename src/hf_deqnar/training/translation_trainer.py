@@ -293,7 +293,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             shutil.rmtree(output / name, ignore_errors=True)
             os.replace(unfinished / name, output / name)
             unfinished.rmdir()
-            rotate_checkpoints(output_dir=str(output), save_total_limit=self.args.save_total_limit, use_mtime=True)
+            rotate_checkpoints(output_dir=str(output), save_total_limit=self.args.save_total_limit, use_mtime=False)
             # Only now: a run that goes on from an older checkpoint must find the weights that were best then.
             remove_all_but(output / BEST, map(self._best_path, self._best_steps()))
         self.accelerator.wait_for_everyone()

@@ -1,0 +1,209 @@
+"""A whole run of ENGINE, and its grid of operators; `hf-deqnar energy` and `scripts/train_energy.py` call them."""
+
+import copy
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from ..corpus.evaluation import Translations, score
+from ..corpus.reading import Pair, read_parallel
+from ..corpus.tokenized import TokenizedPairs
+from ..generation_deqnar import check_same_tokens
+from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..objectives.energy import OPERATORS, check_student, check_teacher, written_tokens
+from .arguments import CorpusArguments
+from .batching import collate
+from .energy_trainer import EnergyTrainer, EnergyTrainingArguments
+from .run import (
+    OPTIMISATION,
+    SETTINGS,
+    begin_or_go_on,
+    check_same_run,
+    prepare,
+    settings_of,
+    tokenize,
+    train_and_save,
+    validation_set,
+    write_json,
+)
+from .translation_trainer import GENERATED_TOGETHER
+
+GRID = "grid.json"
+DECISIVE = f"decoder_input_operator target_operator temperature forbid_early_end max_nfe {OPTIMISATION}"
+FIGURES = ("discrete_energy", "energy", "reference_length_bleu", "bleu", "chrf", "length_ratio")
+
+
+@dataclass
+class EnergyArguments:
+    """Who learns from whom."""
+
+    student: str = field(metadata={"help": "Directory or hub id of a model that was trained with cmlm or glat."})
+    teacher: str = field(metadata={"help": "Any seq2seq model with the student's vocabulary."})
+    operator_grid: bool = field(
+        default=False, metadata={"help": "Train every pair of operators for a while and compare them instead."}
+    )
+    grid_steps: int = field(default=100, metadata={"help": "Updates of every pair of the grid."})
+    json: str | None = field(default=None, metadata={"help": "Also write the figures into this file."})
+
+    def __post_init__(self) -> None:
+        if self.grid_steps < 1:
+            raise ValueError(f"grid_steps must be at least 1, not {self.grid_steps}.")
+        if self.json is not None and not Path(self.json).parent.is_dir():
+            raise FileNotFoundError(
+                f"There is no folder {Path(self.json).parent} to write {Path(self.json).name} into."
+            )
+
+
+@dataclass
+class Setting:
+    """A student, its teacher, and the texts of both as tokens."""
+
+    student: DeqNarForConditionalGeneration
+    teacher: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    train: TokenizedPairs
+    validation: Any
+    names: EnergyArguments
+
+    def trainer(self, arguments: EnergyTrainingArguments, student: DeqNarForConditionalGeneration) -> EnergyTrainer:
+        set_seed(arguments.seed)
+        return EnergyTrainer(
+            student,
+            arguments,
+            teacher=self.teacher,
+            train_dataset=self.train.dataset,
+            eval_dataset=self.validation,
+            processing_class=self.tokenizer,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on must find unchanged, besides its arguments."""
+        configs = {"config": self.student.config.to_diff_dict(), "teacher_config": self.teacher.config.to_diff_dict()}
+        return {"student": self.names.student, "teacher": self.names.teacher, **configs, "data": self.train.fingerprint}
+
+
+def set_up(
+    names: EnergyArguments,
+    student: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+    teacher: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+    data: CorpusArguments,
+    arguments: EnergyTrainingArguments,
+) -> Setting:
+    """Check that student and teacher belong together, and make tokens of the texts."""
+    if data.validation_data is None:
+        raise ValueError("Give --validation_data: the energy on it decides which weights are kept.")
+    (model, tokenizer), (judge, its_tokenizer) = student, teacher
+    if not isinstance(model, DeqNarForConditionalGeneration):
+        raise ValueError(f"{names.student} is a {model.config.model_type} model; the student must be a deqnar model.")
+    check_student(model.config)
+    check_same_tokens(tokenizer, its_tokenizer, names.teacher)
+    check_teacher(judge, model.config.vocab_size)
+    longest = getattr(judge.config, "max_position_embeddings", None)
+    if longest is not None and data.max_length > longest:
+        raise ValueError(f"max_length={data.max_length}, but the teacher takes {longest} tokens; lower it.")
+    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
+    with arguments.main_process_first(desc="tokenizing"):
+        train = tokenize(pairs, tokenizer, model.config, data)
+    return Setting(model, judge, tokenizer, train, validation_set(data, tokenizer), names)
+
+
+def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[str, dict[str, float]]:
+    """Train the student and save it; figures of the student as it was given, and of the result."""
+    say = prepare(arguments)
+    say(f"{setting.train.describe()}.")
+    settings = {**settings_of(arguments, DECISIVE), **setting.identity()}
+    checkpoint = begin_or_go_on(arguments, settings, say)
+    trainer = setting.trainer(arguments, setting.student)
+    run = Path(arguments.output_dir) / SETTINGS
+    if checkpoint is None:
+        given = measure(trainer, "given")
+        if arguments.should_save:
+            write_json(run, {**json.loads(run.read_text(encoding="utf-8")), "student": given})
+    else:
+        given = json.loads(run.read_text(encoding="utf-8"))["student"]
+    train_and_save(trainer, checkpoint, say)
+    return {"student": given, "result": measure(trainer, "result")}
+
+
+def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[str, Any]:
+    """Every pair of operators, each trained for `grid_steps` updates from the same student (ENGINE table 2).
+
+    Figures are kept in the folder as soon as a pair is done; a pair that was cut off is trained again.
+    """
+    if arguments.world_size > 1:
+        raise ValueError(f"The grid is trained by one process, not by {arguments.world_size}.")
+    say = prepare(arguments)
+    say(f"{setting.train.describe()}.")
+    output = Path(arguments.output_dir)
+    arguments = replace(
+        arguments,
+        max_steps=setting.names.grid_steps,
+        eval_strategy="no",
+        save_strategy="no",
+        early_stopping_patience=None,
+    )
+    shared = " ".join(name for name in DECISIVE.split() if not name.endswith("_operator"))
+    settings = {**settings_of(arguments, f"max_steps {shared}"), **setting.identity()}
+    grid = {"settings": settings, "student": None, "cells": {}}
+    if (output / GRID).is_file():
+        check_same_run(output, settings, GRID)
+        grid = json.loads((output / GRID).read_text(encoding="utf-8"))
+    output.mkdir(parents=True, exist_ok=True)
+    if grid["student"] is None:
+        grid["student"] = measure(setting.trainer(arguments, copy.deepcopy(setting.student)), "given")
+        write_json(output / GRID, grid)
+    for fed in OPERATORS:
+        for compared in OPERATORS:
+            name = f"{fed} {compared}"
+            if name in grid["cells"]:
+                continue
+            operators = {"decoder_input_operator": fed, "target_operator": compared}
+            trainer = setting.trainer(replace(arguments, **operators), copy.deepcopy(setting.student))
+            trainer.train()
+            grid["cells"][name] = measure(trainer, "cell")
+            write_json(output / GRID, grid)
+            found = grid["cells"][name]
+            say(f"{name}: energy {found['discrete_energy']:.2f}, BLEU {found['reference_length_bleu']:.2f}")
+    return grid
+
+
+def measure(trainer: EnergyTrainer, name: str) -> dict[str, float]:
+    """Energies and BLEU on the validation set, the latter for the reference's lengths and for predicted ones."""
+    figures = trainer.evaluate(metric_key_prefix=name)
+    found = {key.removeprefix(f"{name}_"): value for key, value in figures.items()}
+    found["reference_length_bleu"] = reference_length_bleu(
+        trainer.model, trainer.processing_class, trainer.eval_dataset, trainer.args.device
+    )
+    return {key: found[key] for key in FIGURES}
+
+
+@torch.no_grad()
+def reference_length_bleu(
+    model: DeqNarForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, dataset: Any, device: torch.device
+) -> float:
+    """BLEU of what the student writes when it is told the reference's length, as in ENGINE's tables 2 and 5."""
+    training = model.training
+    model.eval()
+    start = time.perf_counter()
+    lengths = [len(labels) for labels in dataset["labels"]]
+    order = sorted(range(len(dataset)), key=lengths.__getitem__)
+    texts = [""] * len(dataset)
+    for first in range(0, len(order), GENERATED_TOGETHER):
+        places = order[first : first + GENERATED_TOGETHER]
+        batch = collate([dataset[place] for place in places], model.config.pad_token_id)
+        batch = {name: values.to(device) for name, values in batch.items()}
+        told = (batch["labels"] >= 0).sum(dim=1)
+        canvas = model.model.masked_canvas(told)
+        logits = model(batch["input_ids"], batch["attention_mask"], decoder_input_ids=canvas).logits
+        tokens = written_tokens(logits, model.config)
+        for place, row, length in zip(places, tokens.tolist(), told.tolist(), strict=True):
+            written = [token for token in row[:length] if token != model.config.blank_token_id]
+            texts[place] = tokenizer.decode(written, skip_special_tokens=True).strip()
+    model.train(training)
+    pairs = [Pair(*row) for row in zip(dataset["source"], dataset["references"], strict=True)]
+    return score(Translations(texts, time.perf_counter() - start), pairs)["bleu"]
