@@ -188,10 +188,6 @@ def _check_same(output: Path, before: dict[str, Any], now: dict[str, Any]) -> No
             )
 
 
-def shard_path(folder: Path, number: int) -> Path:
-    return folder / f"{number:05}.jsonl"
-
-
 def write_shard(path: Path, fingerprint: str, rows: list[dict[str, Any]], **figures: Any) -> None:
     """A piece of work: a line about it, with a checksum, and a line for every row."""
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
