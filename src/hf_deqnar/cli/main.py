@@ -4,9 +4,16 @@ import argparse
 import os
 import sys
 
-from . import bench, evaluate, report, train, translate
+from . import bench, distill, evaluate, report, train, translate
 
-VERBS = {"translate": translate, "train": train, "evaluate": evaluate, "report": report, "bench": bench}
+VERBS = {
+    "translate": translate,
+    "train": train,
+    "distill": distill,
+    "evaluate": evaluate,
+    "report": report,
+    "bench": bench,
+}
 
 
 def make_parser() -> argparse.ArgumentParser:

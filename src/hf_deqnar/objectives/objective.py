@@ -108,7 +108,7 @@ class Objective:
         source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
         memory = core.encode(batch["input_ids"], source_mask)
         labels = batch["labels"]
-        if self.target is dynamically_distilled:
+        if self.target is dynamically_distilled and "candidates" in batch:  # validation data has none
             labels = self._choose(model, batch, memory, source_mask)
         terms: dict[str, Term] = {}
         proxy = self.choose_proxy(model, memory, source_mask, labels, progress, generator, max_nfe, terms)
@@ -185,8 +185,8 @@ class Objective:
     ) -> Tensor:
         """The candidate of every row that is easy to say and near the others.
 
-        The batch holds `candidates` (rows × candidates × length, −100 at padding) and `similarity`, the sentence BLEU
-        of every two of them.
+        The batch holds `candidates` (rows × candidates × length, −100 at padding) and `similarity` (see
+        `choose_candidates`).
         """
         core, config = model.model, model.config
         candidates = batch["candidates"]
@@ -208,7 +208,8 @@ class Objective:
                 features = unseen_features(model, canvas, canvas_mask, seen, source_mask)
             own = OwnWords.of(labels, config.blank_token_id)
             reading = read(features, canvas_mask, model.lm_head.weight, own.words)
-            losses.append(sentence_losses(reading, own, canvas_mask, config.length == "ctc"))
+            tokens = (labels >= 0).sum(dim=1)
+            losses.append(sentence_losses(reading, own, canvas_mask, config.length == "ctc") / tokens)
         gamma = torch.tensor(self.gamma, device=candidates.device)
         chosen = choose_candidates(torch.stack(losses, dim=1), batch["similarity"], gamma, self.beta)
         return candidates[torch.arange(len(candidates), device=chosen.device), chosen]

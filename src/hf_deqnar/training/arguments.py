@@ -113,7 +113,10 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
         },
     )
     gamma: list[float] | None = field(
-        default=None, metadata={"help": "Trust in each candidate of dynamic_kd; the paper's if unset."}
+        default=None,
+        metadata={
+            "help": "Trust in each candidate of dynamic_kd, the raw target last. Unset: the paper's for five, else 1."
+        },
     )
     beta: float = field(default=0.2, metadata={"help": "Weight of dynamic_kd's distortion."})
     spectral_radius_rows: int = field(
@@ -181,6 +184,9 @@ class DataArguments:
     vocab_size: int = field(default=8000, metadata={"help": "Tokens of a new tokenizer."})
     max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
+    preprocessing_processes: int | None = field(
+        default=None, metadata={"help": "Processes that compare the candidates of dynamic_kd with each other."}
+    )
 
 
 def parse_arguments(kinds: Iterable[type], arguments: list[str] | None = None, program: str | None = None) -> tuple:

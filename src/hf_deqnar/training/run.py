@@ -12,11 +12,13 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from ..configuration_deqnar import DeqNarConfig
+from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.reading import Pair, read_parallel
 from ..corpus.tokenized import TokenizedPairs, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..objectives.objective import check_objective
+from ..objectives.objective import Objective, check_objective
+from ..objectives.targets import dynamically_distilled
 from .allocator import keep_freed_memory
 from .arguments import DataArguments, DeqNarTrainingArguments, ModelArguments, parse_arguments
 from .trainer import DeqNarTrainer, objective_of
@@ -47,16 +49,19 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         say(kept or "The allocator is left as it is.")
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
-    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
+    pairs, candidates = read_training_data(data, arguments)
     with arguments.main_process_first(desc="tokenizing"):
         tokenizer = find_tokenizer(model_arguments, data, pairs, output)
         set_seed(arguments.seed)
         model = find_model(model_arguments, tokenizer)
         check_objective(objective_of(arguments), model.config)
-        tokenized = tokenize(pairs, tokenizer, model.config, data)
+        tokenized = tokenize(pairs, tokenizer, model.config, data, candidates)
     left_out = ", ".join(f"{count:,} {fate}" for fate, count in tokenized.left_out.items()) or "none"
     used = f"{len(tokenized.dataset):,} of {len(pairs):,} pairs are used"
     say(f"{used} (left out: {left_out}); {len(tokenizer):,} tokens.")
+    if candidates is not None:
+        gamma = " ".join(f"{weight:g}" for weight in arguments.gamma)
+        say(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
     validation = None
     if data.validation_data is not None:
         pairs = read_parallel(data.validation_data, data.source, data.target)[: data.validation_limit]
@@ -80,6 +85,28 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
     trainer.save_model()
     trainer.save_state()
     return trainer
+
+
+def read_training_data(
+    data: DataArguments, arguments: DeqNarTrainingArguments
+) -> tuple[list[Pair], list[list[str]] | None]:
+    """The training pairs, and for Dynamic KD their candidates, for which `arguments` get a γ each."""
+    if objective_of(arguments).target is not dynamically_distilled:
+        return read_parallel(data.train_data, data.source, data.target)[: data.train_limit], None
+    pairs, candidates = (
+        part[: data.train_limit] for part in read_candidates(data.train_data, data.source, data.target)
+    )
+    arguments.gamma = gamma_for(len(candidates[0]), arguments.gamma)
+    return pairs, candidates
+
+
+def gamma_for(count: int, gamma: list[float] | None = None) -> list[float]:
+    """One weight per candidate: those given, else the paper's if there are as many candidates as there, else ones."""
+    if gamma is None:
+        return list(Objective.gamma) if count == len(Objective.gamma) else [1.0] * count
+    if len(gamma) != count:
+        raise ValueError(f"gamma has {len(gamma)} weights but the data {count} candidates per sentence; give {count}.")
+    return gamma
 
 
 def find_tokenizer(
@@ -126,13 +153,20 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def tokenize(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: DeqNarConfig, data: DataArguments
+    pairs: list[Pair],
+    tokenizer: PreTrainedTokenizerBase,
+    config: DeqNarConfig,
+    data: DataArguments,
+    candidates: list[list[str]] | None = None,
 ) -> TokenizedPairs:
     canvas = config.ctc_upsampling if config.length == "ctc" else None
     longest = config.max_position_embeddings // (canvas or 1)
     if data.max_length > longest:
         raise ValueError(f"max_length={data.max_length}, but the model takes {longest} tokens; lower it.")
-    return tokenize_pairs(pairs, tokenizer, max_length=data.max_length, canvas=canvas, cache=data.cache_dir)
+    options = {"max_length": data.max_length, "canvas": canvas, "cache": data.cache_dir}
+    if candidates is None:
+        return tokenize_pairs(pairs, tokenizer, **options)
+    return tokenize_candidates(pairs, candidates, tokenizer, **options, processes=data.preprocessing_processes)
 
 
 def check_same_run(output: Path, settings: dict[str, Any]) -> None:

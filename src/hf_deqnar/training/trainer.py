@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ..landscape import spectral_radius
 from ..objectives.objective import Objective, Term, check_objective, parse_objective
+from ..objectives.targets import dynamically_distilled
 from .arguments import DeqNarTrainingArguments
 from .translation_trainer import TranslationTrainer
 
@@ -24,6 +25,8 @@ class DeqNarTrainer(TranslationTrainer):
         super().__init__(model, args, **options)
 
     def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
+        if self.model.training and self.objective.target is dynamically_distilled and "candidates" not in batch:
+            raise ValueError(f"objective '{self.args.objective}' needs training data with candidates; see distill.")
         budget = self._budget() if self.model.training else None
         return self.objective.terms(self.model, batch, progress, generator, max_nfe=budget)
 

@@ -81,6 +81,10 @@ class TranslationTrainer(Seq2SeqTrainer):
             max(len(source), len(target))
             for source, target in zip(dataset["input_ids"], dataset["labels"], strict=True)
         ]
+        if "candidates" in dataset.column_names:  # any of which may become the target
+            lengths = [
+                max(length, *map(len, several)) for length, several in zip(lengths, dataset["candidates"], strict=True)
+            ]
         sampler = TokenBudgetSampler(
             lengths,
             self.args.max_tokens,
