@@ -189,23 +189,22 @@ def _check_same(output: Path, before: dict[str, Any], now: dict[str, Any]) -> No
 
 
 def write_shard(path: Path, fingerprint: str, rows: list[dict[str, Any]], **figures: Any) -> None:
-    """A piece of work: a line about it, with a checksum, and a line for every row."""
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    header = {"fingerprint": fingerprint, "rows": len(rows), "checksum": _checksum(lines), **figures}
-    write_whole(path, [json.dumps(header), *lines])
+    """A piece of work: a checksum, a line about it, and a line for every row."""
+    header = {"fingerprint": fingerprint, "rows": len(rows), **figures}
+    lines = [json.dumps(entry, ensure_ascii=False) for entry in (header, *rows)]
+    write_whole(path, [_checksum(lines), *lines])
 
 
 def read_shard(path: Path, fingerprint: str) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
     """What `write_shard` wrote: its figures and its rows. None if it is not there, not whole, or of other work."""
     try:
-        first, *lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        header = json.loads(first)
-    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        checksum, *lines = path.read_text(encoding="utf-8").split("\n")
+    except (FileNotFoundError, UnicodeDecodeError):
         return None
-    expected = {"fingerprint": fingerprint, "rows": len(lines), "checksum": _checksum(lines)}
-    if not isinstance(header, dict) or any(header.get(name) != value for name, value in expected.items()):
+    if not lines or lines.pop() != "" or checksum != _checksum(lines):
         return None
-    return header, [json.loads(line) for line in lines]
+    header, *rows = map(json.loads, lines)
+    return (header, rows) if header["fingerprint"] == fingerprint else None
 
 
 def remove_unfinished(path: Path) -> None:
@@ -215,4 +214,4 @@ def remove_unfinished(path: Path) -> None:
 
 
 def _checksum(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode("utf-8", errors="surrogatepass")).hexdigest()
+    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()

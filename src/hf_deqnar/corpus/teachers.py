@@ -21,6 +21,9 @@ Translate = Callable[[list[list[int]]], list[list[int]]]
 
 BACKENDS = ("transformers", "ctranslate2")
 
+# Entries of a configuration that saving and loading change.
+ABOUT_THE_FILE = ("_name_or_path", "transformers_version", "architectures", "dtype")
+
 
 @dataclass
 class Teacher:
@@ -62,7 +65,7 @@ def fingerprint_of_teacher(teacher: Teacher) -> str:
     """One short name for everything that decides what a teacher says, wherever it is stored."""
     digest = hashlib.sha256()
     for settings in (teacher.model.config.to_dict(), teacher.model.generation_config.to_dict()):
-        kept = {key: value for key, value in settings.items() if key not in ("_name_or_path", "transformers_version")}
+        kept = {key: value for key, value in settings.items() if key not in ABOUT_THE_FILE}
         digest.update(json.dumps(kept, sort_keys=True, default=str).encode())
     digest.update(_tokenizer_as_text(teacher.tokenizer).encode())
     for name, weights in sorted(teacher.model.state_dict().items()):
