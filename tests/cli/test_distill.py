@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers.utils import logging
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.corpus.reading import read_parallel
@@ -19,15 +18,6 @@ pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "distill.py"
 QUICK = ["--num_beams", "2", "--max_length", "20", "--shard_sentences", "5"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    """The command line silences transformers for its process, which here is that of other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
-    logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,8 @@ def test_a_finished_output_is_left_as_it_is(teacher, tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "translate_texts", None)
     assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == first
     assert output.stat().st_mtime_ns == before
+    (tmp_path / "out.jsonl.statistics.json").unlink()
+    assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == first
 
 
 def test_another_corpus_teacher_or_option_is_refused_and_nothing_is_touched(teacher, tokenizer, tmp_path, monkeypatch):
@@ -164,6 +166,10 @@ def test_bad_requests_are_refused_before_any_work(teacher, tmp_path):
         with pytest.raises(ValueError, match=message):
             distill(arguments.pop("pairs"), teacher, arguments.pop("output"), options=OPTIONS, **arguments, **COLUMNS)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "mine.jsonl").write_text("mine")
+    with pytest.raises(FileExistsError, match="nothing says how it was made"):
+        distill_candidates(corpus(), [teacher], tmp_path / "mine.jsonl", options=OPTIONS, **COLUMNS)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl"]
 
 
 class Stopped(BaseException):

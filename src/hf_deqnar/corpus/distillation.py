@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..pipeline_deqnar import clean_text
 from .evaluation import repetition_rate
 from .reading import Pair, read_parallel
-from .shards import PATIENCE, begin, held, read_shard, remove_unfinished, write_shard, write_whole
+from .shards import PATIENCE, begin, check_origin, held, read_shard, remove_unfinished, write_shard, write_whole
 from .teachers import Teacher, TeacherOptions, Translate, fingerprint_of_teacher, make_translate, translate_texts
 from .tokenized import fingerprint_of
 
@@ -89,7 +89,7 @@ def distill(
     folder, fingerprint = begin(output, manifest)
     sentences = [pair.source for pair in pairs]
     work = Work(sentences, cut_into_shards(sentences, options.shard_sentences), teacher, options, folder, fingerprint)
-    while not output.is_file():
+    while not (output.is_file() and statistics_path(output).is_file()):
         finish(work, process, processes)
         found = [work.read(number) for number in range(len(work.shards))]
         if None in found:  # damaged since it was finished
@@ -110,9 +110,7 @@ def distill_candidates(
     *,
     source: str,
     target: str,
-    options: TeacherOptions | None = None,
-    process: int = 0,
-    processes: int = 1,
+    **settings: Any,
 ) -> dict[str, dict[str, Any]]:
     """Several teachers side by side, for Dynamic KD; the statistics of each.
 
@@ -122,25 +120,15 @@ def distill_candidates(
 
     Args:
         teachers: may be a generator that loads one at a time.
+        settings: as for `distill`.
     """
     output = Path(output)
     check_ending(output)
+    check_origin(output)
     files: dict[Path, dict[str, Any]] = {}
     for teacher in teachers:
         file = file_of(output, teacher.name, files)
-        files[file] = {
-            "name": teacher.name,
-            **distill(
-                pairs,
-                teacher,
-                file,
-                source=source,
-                target=target,
-                options=options,
-                process=process,
-                processes=processes,
-            ),
-        }
+        files[file] = distill(pairs, teacher, file, source=source, target=target, **settings)
     texts = [[pair.references[0] for pair in read_parallel(file, source, target)] for file in files]
     raw = [pair.references[0] for pair in pairs]
     manifest = {"candidates": fingerprint_of(text for column in (*texts, raw) for text in column)}
@@ -151,7 +139,7 @@ def distill_candidates(
             for pair, raw, *candidates in zip(pairs, raw, *texts, strict=True)
         )
         write_whole(output, (json.dumps(line, ensure_ascii=False) for line in lines), folder)
-    return {figures["name"]: figures for figures in files.values()}
+    return {figures["teacher"]: figures for figures in files.values()}
 
 
 def file_of(output: Path, name: str, taken: Iterable[Path]) -> Path:

@@ -150,17 +150,26 @@ def _runs(pid: int, process: str) -> bool:
     return True
 
 
+def folder_of(output: Path) -> Path:
+    return Path(f"{output}.shards")
+
+
+def check_origin(output: Path) -> None:
+    """Refuse to write over a file that was made otherwise."""
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {output.parent} to write {output.name} into.")
+    if output.exists() and not (folder_of(output) / MANIFEST).is_file():
+        raise FileExistsError(f"{output} exists and nothing says how it was made; choose another output or remove it.")
+
+
 def begin(output: Path, manifest: dict[str, Any]) -> tuple[Path, str]:
     """Open the folder in which `output` is made; the folder, and the fingerprint of its manifest.
 
     The manifest says everything that decides the result. If work was begun before, it must have been the same.
     """
-    folder = Path(f"{output}.shards")
+    check_origin(output)
+    folder = folder_of(output)
     path = folder / MANIFEST
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {output.parent} to write {output.name} into.")
-    if output.exists() and not path.is_file():
-        raise FileExistsError(f"{output} exists and nothing says how it was made; choose another output or remove it.")
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -184,7 +193,7 @@ def _check_same(output: Path, before: dict[str, Any], now: dict[str, Any]) -> No
         if before.get(name) != now[name]:
             raise ValueError(
                 f"{output} was begun with {name}={before.get(name)}, but now it is {now[name]}; choose another output, "
-                f"go on as it began, or remove {output}.shards."
+                f"go on as it began, or remove {folder_of(output)}."
             )
 
 
