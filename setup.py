@@ -25,6 +25,7 @@ setup(
         "train": ["accelerate>=1.1", "datasets", "sacrebleu", "scipy", "pyyaml"],
         "track": ["tensorboard", "trackio"],
         "plot": ["matplotlib"],
+        "ctranslate2": ["ctranslate2"],
         "export": ["onnx", "onnxruntime", "onnxscript"],
         "demo": ["rich"],
         "test": ["pytest", "pytest-xdist", "ruff", "import-linter", "torchdeq"],

@@ -4,6 +4,16 @@ import subprocess
 import sys
 
 import pytest
+from transformers.utils import logging
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """The command line silences transformers for its process, which here is that of other tests too."""
+    level = logging.get_verbosity()
+    yield
+    logging.set_verbosity(level)
+    logging.enable_progress_bar()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import sys
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
-from transformers.utils import logging
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.corpus.evaluation import labelled_batches, sentence_bleu
@@ -16,15 +15,6 @@ from ..conftest import SENTENCES, small_model
 from ..test_generation_deqnar import reranker
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    """The command line silences transformers for its process, which here is that of other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
-    logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")

@@ -170,18 +170,21 @@ def test_dynamic_distillation_trains_on_the_candidate_it_chose(length):
     data = {"input_ids": padded(random_sentences(4, shortest=4)), "candidates": candidates, "labels": candidates[:, 0]}
     data["similarity"] = torch.rand(4, 3, 3)
     name = "dynamic_kd+ctc" if length == "ctc" else "dynamic_kd+glat"
-    objective = parse_objective(name, gamma=(1.0, 2.0, 3.0), beta=2.0)
-    chosen = []
+    gamma, beta = (1.0, 2.0, 3.0), 0.05
+    objective = parse_objective(name, gamma=gamma, beta=beta)
+    chosen, by_sum = [], []
     for row in range(4):
-        scores = []
+        scores, sums = [], []
         for j in range(3):
             words = candidates[row, j][candidates[row, j] >= 0][None]
             with torch.no_grad():
-                out = model(input_ids=data["input_ids"][row : row + 1], labels=words)
-            loss = float(out.loss) * words.shape[1]
-            gamma = (1.0, 2.0, 3.0)
-            scores.append(loss - 2.0 * sum(gamma[i] * float(data["similarity"][row, i, j]) for i in range(3)))
+                loss = float(model(input_ids=data["input_ids"][row : row + 1], labels=words).loss)  # per token
+            distortion = -beta * sum(gamma[i] * float(data["similarity"][row, i, j]) for i in range(3))
+            scores.append(loss + distortion)
+            sums.append(loss * words.shape[1] + distortion)
         chosen.append(scores.index(min(scores)))
+        by_sum.append(sums.index(min(sums)))
+    assert chosen != by_sum
     with torch.no_grad():
         labels = objective._choose(
             model,

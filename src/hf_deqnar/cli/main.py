@@ -4,12 +4,13 @@ import argparse
 import os
 import sys
 
-from . import bench, energy, evaluate, report, teacher, train, translate
+from . import bench, distill, energy, evaluate, report, teacher, train, translate
 
 VERBS = {
     "translate": translate,
     "train": train,
     "teacher": teacher,
+    "distill": distill,
     "energy": energy,
     "evaluate": evaluate,
     "report": report,

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,16 +53,10 @@ def tokenize_pairs(
     Args:
         cache: folder where the result is kept; a second call with the same texts and tokenizer reads it from there.
     """
-    datasets = _datasets()
     texts = {
         "source": [clean_text(pair.source) for pair in pairs],
         "target": [clean_text(pair.references[0]) for pair in pairs],
-        "number": list(range(len(pairs))),
     }
-    settings = [str(max_length), str(canvas), tokenizer.backend_tokenizer.to_str()]
-    fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
-    folder = Path(datasets.config.HF_DATASETS_CACHE if cache is None else cache) / "hf_deqnar"
-    folder.mkdir(parents=True, exist_ok=True)
 
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
         sides = [tokenizer(batch[side])["input_ids"] for side in ("source", "target")]
@@ -71,20 +65,45 @@ def tokenize_pairs(
         ]
         return {"input_ids": sides[0], "labels": sides[1], "fate": fates}
 
-    tokenized = datasets.Dataset.from_dict(texts).map(
-        tokenize,
+    settings = [str(max_length), str(canvas), tokenizer.backend_tokenizer.to_str()]
+    fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
+    tokenized = map_once(texts, tokenize, fingerprint, cache)
+    return usable(tokenized, max_length, fingerprint)
+
+
+def map_once(
+    texts: dict[str, list],
+    function: Callable[[dict[str, list]], dict[str, list]],
+    fingerprint: str,
+    cache: str | Path | None,
+    *,
+    description: str = "tokenizing",
+    processes: int | None = None,
+) -> "Dataset":
+    """Apply a function to columns of texts, which become columns of numbers; the result is kept by its fingerprint."""
+    datasets = _datasets()
+    folder = Path(datasets.config.HF_DATASETS_CACHE if cache is None else cache) / "hf_deqnar"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbered = {**texts, "number": list(range(len(next(iter(texts.values())))))}
+    return datasets.Dataset.from_dict(numbered).map(
+        function,
         batched=True,
-        remove_columns=["source", "target"],
+        remove_columns=list(texts),
         cache_file_name=str(folder / f"{fingerprint}.arrow"),
         new_fingerprint=fingerprint,
-        desc="tokenizing",
+        num_proc=processes,
+        desc=description,
     )
-    fates = tokenized["fate"]
+
+
+def usable(tokenized: "Dataset", max_length: int, fingerprint: str) -> TokenizedPairs:
+    """The pairs whose fate is to be kept, and how many have which other one."""
+    fates = tokenized["fate"][:]
     left_out = {fate: count for fate, count in Counter(fates).items() if fate != KEPT}
     kept = [place for place, fate in enumerate(fates) if fate == KEPT]
     if not kept:
         reasons = ", ".join(f"{count:,} {fate}" for fate, count in left_out.items())
-        raise ValueError(f"None of {len(pairs):,} pairs can be used ({reasons}; max_length is {max_length}).")
+        raise ValueError(f"None of {len(fates):,} pairs can be used ({reasons}; max_length is {max_length}).")
     return TokenizedPairs(tokenized.remove_columns("fate").select(kept), left_out, fingerprint)
 
 
@@ -108,6 +127,22 @@ def fingerprint_of(texts: Iterable[str]) -> str:
         digest.update(text.encode("utf-8", errors="surrogatepass"))
         digest.update(b"\0")
     return digest.hexdigest()[:32]
+
+
+def within_budget(order: Iterable[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut examples, given from the longest to the shortest, into batches of at most `max_tokens` with their padding.
+
+    >>> within_budget([2, 0, 1], [3, 1, 4], max_tokens=8)
+    [[2, 0], [1]]
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for example in order:
+        if not batches or (len(batches[-1]) + 1) * longest > max_tokens:  # the first of a batch is its longest
+            batches.append([])
+            longest = lengths[example]
+        batches[-1].append(example)
+    return batches
 
 
 def fate_of(

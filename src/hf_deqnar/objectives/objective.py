@@ -109,8 +109,8 @@ class Objective:
         source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
         memory = core.encode(batch["input_ids"], source_mask)
         labels = batch["labels"]
-        if self.target is dynamically_distilled:
-            labels = self._choose(model, batch, memory, source_mask)
+        if self.target is dynamically_distilled and "candidates" in batch:  # validation data has none
+            labels = self._choose(model, batch, memory, source_mask, max_nfe)
         terms: dict[str, Term] = {}
         proxy = self.choose_proxy(model, memory, source_mask, labels, progress, generator, max_nfe, terms)
         question = Question(
@@ -184,12 +184,17 @@ class Objective:
 
     @torch.no_grad()
     def _choose(
-        self, model: DeqNarForConditionalGeneration, batch: dict[str, Tensor], memory: Tensor, source_mask: Tensor
+        self,
+        model: DeqNarForConditionalGeneration,
+        batch: dict[str, Tensor],
+        memory: Tensor,
+        source_mask: Tensor,
+        max_nfe: int | None = None,
     ) -> Tensor:
         """The candidate of every row that is easy to say and near the others.
 
-        The batch holds `candidates` (rows × candidates × length, −100 at padding) and `similarity`, the sentence BLEU
-        of every two of them.
+        The batch holds `candidates` (rows × candidates × length, −100 at padding) and `similarity` (see
+        `choose_candidates`).
         """
         core, config = model.model, model.config
         candidates = batch["candidates"]
@@ -208,10 +213,11 @@ class Objective:
                 lengths = core.canvas_lengths(source_mask, labels, None)
                 canvas = core.masked_canvas(lengths, labels.shape[1] if config.length == "predict" else None)
                 canvas_mask = core.check_canvas(canvas, None)
-                features = unseen_features(model, canvas, canvas_mask, seen, source_mask)
+                features = unseen_features(model, canvas, canvas_mask, seen, source_mask, max_nfe)
             own = OwnWords.of(labels, config.blank_token_id)
             reading = read(features, canvas_mask, model.lm_head.weight, own.words)
-            losses.append(sentence_losses(reading, own, canvas_mask, config.length == "ctc"))
+            tokens = (labels >= 0).sum(dim=1)
+            losses.append(sentence_losses(reading, own, canvas_mask, config.length == "ctc") / tokens)
         gamma = torch.tensor(self.gamma, device=candidates.device)
         chosen = choose_candidates(torch.stack(losses, dim=1), batch["similarity"], gamma, self.beta)
         return candidates[torch.arange(len(candidates), device=chosen.device), chosen]

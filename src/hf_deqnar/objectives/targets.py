@@ -72,9 +72,14 @@ TARGETS: dict[str, ProxyTarget] = {
 def choose_candidates(negative_log_likelihood: Tensor, similarity: Tensor, gamma: Tensor, beta: float) -> Tensor:
     """Dynamic KD: for every row, argmin_T L_NAT(T) − β·Σ_i γ_i·S(Γ_i, T) (MPLE paper, equation 21).
 
+    The scales are those of the paper's tables, in which β = 0.2 belongs to an L_NAT per token and a BLEU of 0 to 100
+    (L_target = −7.08 is 35.4 BLEU); appendix F does not say it again. A sum over tokens would also prefer the shortest
+    candidate, whatever it says.
+
     Args:
-        negative_log_likelihood: rows × candidates, −log P(T | X) from a masked canvas.
-        similarity: rows × candidates × candidates, S(Γ_i, Γ_j): the sentence BLEU of each pair.
+        negative_log_likelihood: rows × candidates, −log P(T | X) per token of T from a masked canvas.
+        similarity: rows × candidates × candidates, S(Γ_i, Γ_j), 0 to 100: the sentence BLEU of Γ_j, with Γ_i as the
+            reference.
         gamma: candidates, how much each teacher is trusted.
     """
     distortion = -beta * torch.einsum("i,rij->rj", gamma.to(similarity.dtype), similarity)

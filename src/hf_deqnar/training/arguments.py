@@ -121,7 +121,10 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
         },
     )
     gamma: list[float] | None = field(
-        default=None, metadata={"help": "Trust in each candidate of dynamic_kd; the paper's if unset."}
+        default=None,
+        metadata={
+            "help": "Trust in each candidate of dynamic_kd, the raw target last. Unset: the paper's for five, else 1."
+        },
     )
     beta: float = field(default=0.2, metadata={"help": "Weight of dynamic_kd's distortion."})
     spectral_radius_rows: int = field(
@@ -198,6 +201,9 @@ class DataArguments(CorpusArguments):
         default=None, metadata={"help": "A tokenizer with <mask> and <blank>; one is trained if unset."}
     )
     vocab_size: int | None = field(default=None, metadata={"help": "Tokens of a new tokenizer; 8000 if unset."})
+    preprocessing_processes: int | None = field(
+        default=None, metadata={"help": "Processes that compare the candidates of dynamic_kd with each other."}
+    )
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None and self.vocab_size is not None:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ..corpus.tokenized import within_budget
+
 
 class TokenBudgetSampler:
     """Yields lists of example numbers whose padded size stays within a budget of tokens.
@@ -63,14 +65,7 @@ class TokenBudgetSampler:
         count = len(self.lengths)
         order = torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
         order = order[self.lengths[order].argsort(descending=True, stable=True)]
-        batches: list[list[int]] = []
-        rows = 0
-        for example, length in zip(order.tolist(), self.lengths[order].tolist(), strict=True):
-            if not batches or (len(batches[-1]) + 1) * rows > self.max_tokens:  # the first of a batch is its longest
-                batches.append([])
-                rows = length
-            batches[-1].append(example)
-        batches = self._share(batches)
+        batches = self._share(within_budget(order.tolist(), self.lengths.tolist(), self.max_tokens))
         if self.shuffle:
             batches = [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
         return batches

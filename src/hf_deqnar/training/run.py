@@ -14,11 +14,13 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from ..configuration_deqnar import DeqNarConfig
+from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.reading import Pair, read_parallel
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..objectives.objective import check_objective
+from ..objectives.objective import Objective, check_objective
+from ..objectives.targets import dynamically_distilled
 from .allocator import keep_freed_memory
 from .arguments import (
     CorpusArguments,
@@ -60,35 +62,43 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         check_objective(objective_of(arguments), model.config)
         return model
 
-    return conduct(data, arguments, DECISIVE, model_arguments.model, make_model, DeqNarTrainer)
+    pairs, candidates = read_training_data(data, arguments)
+    names = {"decisive": DECISIVE, "start": model_arguments.model}
+    return conduct(pairs, data, arguments, make_model, DeqNarTrainer, candidates=candidates, **names)
 
 
 def conduct(
+    pairs: list[Pair],
     data: DataArguments,
     arguments: TranslationTrainingArguments,
-    decisive: str,
-    start: str | None,
     make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
     make_trainer: Callable[..., TranslationTrainer],
+    *,
+    decisive: str,
+    start: str | None = None,
+    candidates: list[list[str]] | None = None,
 ) -> TranslationTrainer:
-    """Read and tokenize, make the model, train or go on, save.
+    """Tokenize, make the model, train or go on, save.
 
     Args:
-        decisive: names of the arguments that a run which goes on must share.
-        start: the model that training starts from, whose tokenizer is then used; None for a new one.
         make_model: from the tokenizer to the model; called after seeding.
         make_trainer: from model, arguments, data sets and tokenizer to the trainer.
+        decisive: names of the arguments that a run which goes on must share.
+        start: the model that training starts from, whose tokenizer is then used; None for a new one.
+        candidates: of every pair, for Dynamic KD.
     """
     say = prepare(arguments)
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
-    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
     with arguments.main_process_first(desc="tokenizing"):
         tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
         set_seed(arguments.seed)
         model = make_model(tokenizer)
-        tokenized = tokenize(pairs, tokenizer, model.config, data)
+        tokenized = tokenize(pairs, tokenizer, model.config, data, candidates)
     say(f"{tokenized.describe()}; {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
+    if candidates is not None:
+        gamma = " ".join(f"{weight:g}" for weight in arguments.gamma)
+        say(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
     validation = None if data.validation_data is None else validation_set(data, tokenizer)
     settings = settings_of(arguments, decisive)
     settings |= {"model": start, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
@@ -155,6 +165,28 @@ def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Cal
         write_json(output / SETTINGS, {**run, "finished": True})
 
 
+def read_training_data(
+    data: DataArguments, arguments: DeqNarTrainingArguments
+) -> tuple[list[Pair], list[list[str]] | None]:
+    """The training pairs, and for Dynamic KD their candidates, for which `arguments` get a γ each."""
+    if objective_of(arguments).target is not dynamically_distilled:
+        return read_parallel(data.train_data, data.source, data.target)[: data.train_limit], None
+    pairs, candidates = (
+        part[: data.train_limit] for part in read_candidates(data.train_data, data.source, data.target)
+    )
+    arguments.gamma = gamma_for(len(candidates[0]), arguments.gamma)
+    return pairs, candidates
+
+
+def gamma_for(count: int, gamma: list[float] | None = None) -> list[float]:
+    """One weight per candidate: those given, else the paper's if there are as many candidates as there, else ones."""
+    if gamma is None:
+        return list(Objective.gamma) if count == len(Objective.gamma) else [1.0] * count
+    if len(gamma) != count:
+        raise ValueError(f"gamma has {len(gamma)} weights but the data {count} candidates per sentence; give {count}.")
+    return gamma
+
+
 def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], output: Path) -> PreTrainedTokenizerBase:
     """The named tokenizer, the one this run trained before, or a new one."""
     folder = output / "tokenizer"
@@ -205,13 +237,20 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def tokenize(
-    pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, data: CorpusArguments
+    pairs: list[Pair],
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    data: CorpusArguments,
+    candidates: list[list[str]] | None = None,
 ) -> TokenizedPairs:
     canvas = config.ctc_upsampling if getattr(config, "length", None) == "ctc" else None
     longest = config.max_position_embeddings // (canvas or 1)
     if data.max_length > longest:
         raise ValueError(f"max_length={data.max_length}, but the model takes {longest} tokens; lower it.")
-    return tokenize_pairs(pairs, tokenizer, max_length=data.max_length, canvas=canvas, cache=data.cache_dir)
+    options = {"max_length": data.max_length, "canvas": canvas, "cache": data.cache_dir}
+    if candidates is None:
+        return tokenize_pairs(pairs, tokenizer, **options)
+    return tokenize_candidates(pairs, candidates, tokenizer, **options, processes=data.preprocessing_processes)
 
 
 def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS) -> dict[str, Any]:

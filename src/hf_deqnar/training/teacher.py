@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..corpus.reading import read_parallel
 from ..modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
 from ..objectives.objective import Term
 from ..objectives.projection import cross_entropy_total
@@ -144,4 +145,5 @@ def train_teacher(
         configure = teacher_config if teacher.architecture == "marian" else recurrent_config
         return make_teacher(configure(teacher.size, tokenizer, **teacher.settings()), tokenizer)
 
-    return conduct(data, arguments, OPTIMISATION, None, make_model, TeacherTrainer)
+    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
+    return conduct(pairs, data, arguments, make_model, TeacherTrainer, decisive=OPTIMISATION)

@@ -93,6 +93,10 @@ class TranslationTrainer(Seq2SeqTrainer):
             max(len(source), len(target))
             for source, target in zip(dataset["input_ids"], dataset["labels"], strict=True)
         ]
+        if "candidates" in dataset.column_names:  # any of which may become the target
+            lengths = [
+                max(length, *map(len, several)) for length, several in zip(lengths, dataset["candidates"], strict=True)
+            ]
         # Validation takes what it is given: a long sentence there may have a batch of its own.
         budget = self.args.max_tokens if shuffle else max(self.args.max_tokens, max(lengths) * self.args.world_size)
         sampler = TokenBudgetSampler(

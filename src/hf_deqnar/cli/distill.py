@@ -1,0 +1,140 @@
+"""Let teachers translate a corpus, for distillation; started again, or several times at once, it goes on.
+
+    hf-deqnar distill --teacher runs/teacher --data train.jsonl.gz --source en --target de --output distilled.jsonl.gz
+    hf-deqnar distill --teacher runs/tiny runs/base --data train.jsonl.gz --source en --target de \\
+        --output candidates.jsonl.gz
+    hf-deqnar distill --tune_gamma candidates.jsonl.gz --references validation.jsonl.gz --source en --target de
+
+With several teachers the output has a column of candidates for `--objective dynamic_kd+…`, and each teacher has a file
+of its own beside it. The last form finds out how much to trust each of them: it needs candidates for sentences of which
+several translations are known.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..corpus.teachers import Teacher, TeacherOptions
+
+TAKES_ALL = True  # its flags are those of dataclasses
+
+
+@dataclass
+class DistillationArguments:
+    """What is translated, by whom, and by which of several processes."""
+
+    source: str = field(metadata={"help": "Column (or file ending) of the source language."})
+    target: str = field(metadata={"help": "Column (or file ending) of the target language."})
+    teacher: list[str] = field(
+        default_factory=list, metadata={"help": "Directories or hub ids of seq2seq models with their tokenizers."}
+    )
+    data: str | None = field(
+        default=None, metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…"}
+    )
+    output: str | None = field(default=None, metadata={"help": "A file to write, ending in .jsonl or .jsonl.gz."})
+    limit: int | None = field(default=None, metadata={"help": "Only the first so many sentences."})
+    device: str | None = field(default=None, metadata={"help": "Such as cpu or cuda:0."})
+    process: int | None = field(
+        default=None, metadata={"help": "Which of several processes this is, from 0. Unset: RANK, else 0."}
+    )
+    processes: int | None = field(default=None, metadata={"help": "How many there are. Unset: WORLD_SIZE, else 1."})
+    tune_gamma: str | None = field(
+        default=None, metadata={"help": "Candidates, as written here, for which gamma is tuned; nothing is translated."}
+    )
+    references: str | None = field(
+        default=None, metadata={"help": "The corpus they were made for, with several targets per sentence."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be at least 1, not {self.limit}.")
+        if self.process is None:
+            self.process = int(os.environ.get("RANK", "0"))
+        if self.processes is None:
+            self.processes = int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="[settings.yaml] [--flag value …]")
+
+
+def run(options: argparse.Namespace) -> None:
+    try:
+        from ..corpus.teachers import TeacherOptions
+        from ..training.arguments import parse_arguments
+    except ImportError as error:
+        raise ImportError(f"Distilling needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
+    kinds = (DistillationArguments, TeacherOptions)
+    arguments, how = parse_arguments(kinds, options.arguments, "hf-deqnar distill")
+    if arguments.tune_gamma is not None:
+        tune(arguments)
+    else:
+        translate(arguments, how)
+
+
+def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
+    """Distil, and print what came out."""
+    from ..corpus.distillation import distill, distill_candidates
+    from ..corpus.reading import read_parallel
+
+    if not arguments.teacher or arguments.data is None or arguments.output is None:
+        raise ValueError("--teacher, --data and --output are needed; hf-deqnar distill --help says what they are.")
+    if len(set(arguments.teacher)) < len(arguments.teacher):
+        raise ValueError("A teacher is named twice; its translations would be the same.")
+    pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
+    settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
+    teachers = load_teachers(arguments)
+    if len(arguments.teacher) == 1:
+        teacher = next(teachers)
+        found = {teacher.name: distill(pairs, teacher, arguments.output, options=how, **settings)}
+    else:
+        found = distill_candidates(pairs, teachers, arguments.output, options=how, **settings)
+    if arguments.process != 0:
+        return
+    for name, figures in found.items():
+        print(
+            f"{name}: {figures['sentences']:,} sentences, {figures['sentences_per_second']:.1f} a second; "
+            f"{figures['mean_target_tokens']:.1f} tokens on average for {figures['mean_source_tokens']:.1f}; "
+            f"{figures['empty_translations']:,} empty, {figures['cut_sources']:,} sources cut, "
+            f"{figures['repetition_rate']:.2%} of words repeated"
+        )
+    print(f"written to {arguments.output}")
+
+
+def load_teachers(arguments: DistillationArguments) -> Iterator["Teacher"]:
+    """One after the other, so that only one is in memory."""
+    from ..corpus.teachers import Teacher
+    from .loading import load_model
+
+    device = arguments.device
+    if device is None and "LOCAL_RANK" in os.environ:
+        import torch
+
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
+    for name in arguments.teacher:
+        yield Teacher(name, *load_model(name, device))
+
+
+def tune(arguments: DistillationArguments) -> None:
+    """Print γ for the candidates of sentences with several references."""
+    from ..corpus.candidates import read_candidates, tune_gamma
+    from ..corpus.reading import read_parallel
+
+    if arguments.references is None:
+        raise ValueError("--tune_gamma needs --references: the corpus with several targets per sentence.")
+    pairs, candidates = read_candidates(arguments.tune_gamma, arguments.source, arguments.target)
+    real = read_parallel(arguments.references, arguments.source, arguments.target)[: len(pairs)]
+    if [pair.source for pair in pairs] != [pair.source for pair in real]:
+        raise ValueError(f"{arguments.tune_gamma} and {arguments.references} do not have the same sentences in order.")
+    found = tune_gamma(candidates, [pair.references for pair in real])
+    print(f"--gamma {' '.join(f'{weight:g}' for weight in found.gamma)}")
+    print(
+        f"The chosen candidates have {-found.distortion:.2f} sentence BLEU with other references, "
+        f"{-found.distortion_of_ones:.2f} with equal weights; {found.sentences:,} of {len(pairs):,} sentences "
+        "have some.",
+        file=sys.stderr,
+    )

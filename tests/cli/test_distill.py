@@ -1,0 +1,129 @@
+"""`hf-deqnar distill` as a user runs it, and what `hf-deqnar train` makes of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_deqnar.cli.main import main
+from hf_deqnar.corpus.reading import read_parallel
+
+from ..conftest import SENTENCES
+from ..corpus.conftest import make_teacher
+
+pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "distill.py"
+QUICK = ["--num_beams", "2", "--max_length", "20", "--shard_sentences", "5"]
+
+
+@pytest.fixture(scope="module")
+def house(tokenizer, tmp_path_factory):
+    """Two teachers and a corpus, in which every third sentence has a second reference."""
+    folder = tmp_path_factory.mktemp("distill")
+    for name, size in (("tiny", 0.6), ("big", 1.0)):
+        teacher = make_teacher(tokenizer, name, size)
+        teacher.model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    rows = [
+        {"en": f"{source} {number}", "de": [target, f"Nun: {target}"] if number % 3 == 0 else target}
+        for number, (source, target) in enumerate(SENTENCES * 4)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def columns(house) -> list[str]:
+    return ["--data", str(house / "data.jsonl"), "--source", "en", "--target", "de"]
+
+
+def last_line(capsys) -> str:
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_two_processes_of_the_script_share_the_work(house, tmp_path):
+    output = tmp_path / "distilled.jsonl.gz"
+    command = [sys.executable, SCRIPT, "--teacher", house / "tiny", *columns(house), *QUICK, "--output", output]
+    running = [
+        subprocess.Popen(
+            list(map(str, command)),
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert b"24 sentences" in said[0][0]
+    assert said[1][0] == b""
+    sources = [pair.source for pair in read_parallel(output, "en", "de")]
+    assert sources == [pair.source for pair in read_parallel(house / "data.jsonl", "en", "de")]
+    alone = tmp_path / "alone.jsonl.gz"
+    command = ["distill", "--teacher", house / "tiny", *columns(house), *QUICK, "--output", alone]
+    assert main(list(map(str, command))) == 0
+    assert alone.read_bytes() == output.read_bytes()
+
+
+def test_several_teachers_gamma_and_training_on_their_candidates(house, tmp_path, capsys):
+    output = tmp_path / "candidates.jsonl"
+    teachers = ["--teacher", str(house / "tiny"), str(house / "big")]
+    assert main(["distill", *teachers, *columns(house), *QUICK, "--output", str(output)]) == 0
+    assert f"written to {output}" in capsys.readouterr().out
+    assert (tmp_path / "candidates.big.jsonl.statistics.json").is_file()
+    first = json.loads(output.read_text().splitlines()[0])
+    assert first["de"] == first["candidates"][-1] == SENTENCES[0][1]
+    assert len(first["candidates"]) == 3
+
+    tune = ["distill", "--tune-gamma", str(output), "--source", "en", "--target", "de"]
+    assert main([*tune, "--references", str(house / "data.jsonl")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("--gamma ")
+    assert len(printed.out.split()) == 4
+    assert "8 of 24 sentences have some" in printed.err
+
+    train = ["train", "--train_data", str(output), "--source", "en", "--target", "de", "--vocab_size", "400"]
+    train += ["--validation_data", str(house / "data.jsonl"), "--validation_limit", "4", "--eval_strategy", "steps"]
+    train += ["--config", "length=ctc", "d_model=32", "encoder_layers=1", "max_nfe=4", "--use_cpu", "--eval_steps", "2"]
+    train += ["--objective", "dynamic_kd+ctc+glat", "--max_tokens", "400", "--max_steps", "2", "--warmup_steps", "1"]
+    train += ["--cache_dir", str(tmp_path / "cache"), "--report_to", "none", "--max_length", "100"]
+    assert main([*train, "--output_dir", str(tmp_path / "run")]) == 0
+    assert "gamma is 1 1 1; " in capsys.readouterr().err
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert main([*train, "--output_dir", str(tmp_path / "other"), "--gamma", "1", "2"]) == 1
+    assert "gamma has 2 weights but the data 3 candidates per sentence" in last_line(capsys)
+    train[2] = str(house / "data.jsonl")
+    assert main([*train, "--output_dir", str(tmp_path / "other")]) == 1
+    assert "Dynamic KD chooses among candidates, and" in last_line(capsys)
+
+
+def test_errors_are_one_readable_line(house, tmp_path, capsys):
+    names = ["--source", "en", "--target", "de"]
+    whole = ["--teacher", str(house / "tiny"), *columns(house), "--output", str(tmp_path / "out.jsonl")]
+    for arguments, message in [
+        (names, "--teacher, --data and --output are needed"),
+        ([*whole, "--teacher", "a", "a"], "A teacher is named twice"),
+        ([*whole, "--teacher", str(tmp_path / "absent")], "is neither a model directory nor a model"),
+        ([*whole, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
+        ([*whole, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
+        ([*whole, "--limit", "0"], "limit must be at least 1"),
+        ([*whole, "--process", "2", "--processes", "2"], "process 2 is not one of 2"),
+        ([*whole, "--beams", "2"], "'--beams' is not understood"),
+        ([*names, "--tune_gamma", "c.jsonl"], "--tune_gamma needs --references"),
+    ]:
+        assert main(["distill", *arguments]) == 1, arguments
+        line = last_line(capsys)
+        assert line.startswith("hf-deqnar distill: ")
+        assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_gamma_is_tuned_only_on_the_sentences_the_candidates_were_made_for(house, tmp_path, capsys):
+    other = tmp_path / "candidates.jsonl"
+    other.write_text(json.dumps({"en": "Other.", "de": "Anders.", "candidates": ["a", "Anders."]}) + "\n")
+    names = ["--source", "en", "--target", "de", "--references", str(house / "data.jsonl")]
+    assert main(["distill", "--tune_gamma", str(other), *names]) == 1
+    assert "do not have the same sentences in order" in last_line(capsys)

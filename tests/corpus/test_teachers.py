@@ -1,0 +1,133 @@
+import dataclasses
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from hf_deqnar.corpus.teachers import (
+    Teacher,
+    TeacherOptions,
+    fingerprint_of_teacher,
+    make_translate,
+    translate_texts,
+)
+
+from ..conftest import real_sentences
+from ..test_generation_deqnar import reranker
+from .conftest import OPTIONS, corpus, make_teacher
+
+
+def translations(teacher, options, folder, sentences=None) -> list[str]:
+    sentences = sentences or [pair.source for pair in corpus()]
+    rows = translate_texts(teacher, make_translate(teacher, options, folder), sentences, options)
+    return [row["text"] for row in rows]
+
+
+def test_sentences_are_what_generate_says_in_their_order(teacher, tmp_path):
+    """Batched by length, against one sentence at a time; float64, so that padding does not matter."""
+    teacher.model.double()
+    found = translations(teacher, OPTIONS, tmp_path)
+    assert len(set(found)) > 10
+    for sentence, text in zip(corpus(), found, strict=True):
+        tokens = teacher.tokenizer(sentence.source, truncation=True, max_length=12, return_tensors="pt")
+        out = teacher.model.generate(input_ids=tokens["input_ids"], num_beams=2, max_new_tokens=12)
+        expected = teacher.tokenizer.decode(out[0], skip_special_tokens=True).strip()
+        assert text == (expected if sentence.source.strip() else "")
+
+
+def test_rows_count_tokens_without_special_ones_and_know_what_was_cut(teacher, tmp_path):
+    sentences = ["A man.", "", "horse " * 40]
+    rows = translate_texts(teacher, make_translate(teacher, OPTIONS, tmp_path), sentences, OPTIONS)
+    assert [row["cut"] for row in rows] == [False, False, True]
+    assert rows[0]["source_tokens"] == len(teacher.tokenizer("A man.")["input_ids"]) - 1
+    assert rows[1] == {"text": "", "source_tokens": 0, "target_tokens": 0, "cut": False}
+    assert rows[2]["source_tokens"] == 11
+    for row in (rows[0], rows[2]):
+        assert row["target_tokens"] == len(teacher.tokenizer(row["text"])["input_ids"]) - 1 or "\ufffd" in row["text"]
+
+
+def test_batches_keep_to_the_budget(teacher, tmp_path):
+    translate, sizes = make_translate(teacher, OPTIONS, tmp_path), []
+
+    def watched(batch):
+        sizes.append(len(batch) * max(map(len, batch)))
+        return translate(batch)
+
+    translate_texts(teacher, watched, [pair.source for pair in corpus()], OPTIONS)
+    assert len(sizes) > 3
+    assert max(sizes) <= OPTIONS.batch_tokens
+
+
+def test_a_fingerprint_sees_weights_settings_and_tokenizer_but_not_the_place(teacher, tokenizer, tmp_path):
+    first = fingerprint_of_teacher(teacher)
+    teacher.tokenizer("A", truncation=True, max_length=3, padding="max_length")
+    teacher.model.save_pretrained(tmp_path)
+    moved = Teacher("elsewhere", type(teacher.model).from_pretrained(tmp_path), tokenizer)
+    assert fingerprint_of_teacher(moved) == first
+    moved.model.generation_config.length_penalty = 2.0
+    assert fingerprint_of_teacher(moved) != first
+    with torch.no_grad():
+        teacher.model.model.decoder.layers[0].fc1.bias[3] += 1e-3
+    assert fingerprint_of_teacher(teacher) != first
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_ctranslate2_says_what_transformers_says(tokenizer, tmp_path, beams):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
+    teacher = make_teacher(tokenizer)
+    teacher.model.generation_config.bad_words_ids = [[tokenizer.pad_token_id]]
+    options = dataclasses.replace(OPTIONS, num_beams=beams, max_length=16)
+    sentences = [pair.source for pair in corpus()] + real_sentences(40)
+    config = teacher.model.config.to_dict()
+    expected = translations(teacher, options, tmp_path, sentences)
+    fast = dataclasses.replace(options, backend="ctranslate2")
+    found = translations(teacher, fast, tmp_path, sentences)
+    same = sum(first == second for first, second in zip(expected, found, strict=True))
+    assert same > 0.95 * len(sentences)
+    assert len(set(expected)) > 10
+    assert teacher.model.config.to_dict() == config
+    before = (tmp_path / "ctranslate2" / "model.bin").stat().st_mtime_ns
+    assert translations(teacher, fast, tmp_path, sentences) == found
+    assert (tmp_path / "ctranslate2" / "model.bin").stat().st_mtime_ns == before  # converted once
+
+
+def test_ctranslate2_refuses_what_it_cannot_run(tokenizer, teacher, tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
+    from ctranslate2.converters import transformers as loaders
+
+    model = T5ForConditionalGeneration(T5Config(vocab_size=400, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
+    monkeypatch.delitem(loaders._MODEL_LOADERS, "T5Config")
+    options = dataclasses.replace(OPTIONS, backend="ctranslate2")
+    with pytest.raises(ValueError, match="small is a T5ForConditionalGeneration, which CTranslate2 cannot convert"):
+        make_translate(Teacher("small", model, tokenizer), options, tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="cannot use compute_type=int7 on cpu"):
+        make_translate(teacher, dataclasses.replace(options, compute_type="int7"), tmp_path)
+
+
+def test_options_are_checked():
+    for fields, message in [
+        ({"num_beams": 0}, "num_beams must be at least 1, not 0"),
+        ({"shard_sentences": -1}, "shard_sentences must be at least 1"),
+        ({"backend": "fairseq"}, "backend 'fairseq' is unknown; choose transformers or ctranslate2"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            TeacherOptions(**fields)
+
+
+def test_any_seq2seq_model_is_a_teacher(tokenizer, tmp_path):
+    torch.manual_seed(0)
+    special = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = T5Config(vocab_size=len(tokenizer), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, **special)
+    teacher = Teacher("t5", T5ForConditionalGeneration(config), tokenizer)
+    assert any(translations(teacher, OPTIONS, tmp_path))
+    positions = reranker(len(tokenizer), init_std=0.3).config.max_position_embeddings
+    long = make_teacher(tokenizer)
+    rows = translate_texts(
+        long,
+        make_translate(long, TeacherOptions(num_beams=1, max_length=1000), tmp_path),
+        ["horse " * 300],
+        TeacherOptions(max_length=1000),
+    )
+    assert rows[0]["cut"]
+    assert rows[0]["source_tokens"] == positions - 1
