@@ -123,3 +123,19 @@ def test_help_lists_the_flags_of_all_three_dataclasses(capsys):
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert all(flag in text for flag in ("--student", "--operator-grid", "--train_data", "--target_operator"))
+
+
+def test_the_recurrent_pair_is_made_from_the_texts(tmp_path, capsys):
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES * 4))
+    flags = ["energy", "--student", "bilstm", "--teacher", "lstm", "--pair_steps", 4, "--pair_vocab_size", 400]
+    flags += ["--train_data", file, "--validation_data", file, "--validation_limit", 4, "--source", "en"]
+    flags += ["--target", "de", "--max_tokens", 200, "--max_steps", 2, "--use_cpu", "--report_to", "none"]
+    flags += ["--disable_tqdm", "true", "--cache_dir", tmp_path / "cache", "--output_dir", tmp_path / "run"]
+    assert main([str(part) for part in flags]) == 0
+    assert row(capsys.readouterr().out, "result")
+    kinds = {name: json.loads((tmp_path / "run" / name / "config.json").read_text()) for name in ("student", "teacher")}
+    assert kinds["student"]["architecture"] == "bilstm"
+    assert kinds["teacher"]["model_type"] == "deqnar_recurrent"
+    assert main([str(part) for part in ["energy", "--student", "bilstm", "--teacher", tmp_path, *flags[5:]]]) == 1
+    assert "The recurrent pair is made together" in capsys.readouterr().err

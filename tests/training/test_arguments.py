@@ -64,7 +64,7 @@ def test_the_defaults_are_those_of_the_field():
         ),
         (["--label_smoothing_factor", "1.5"], "label_smoothing_factor must be below 1, not 1.5"),
         (["--gamma", "1"], "gamma has no effect on objective 'glat'; it is for dynamic_kd"),
-        (["--preset", "tiny", "--model", "x"], "preset='tiny' is for new models, but training starts from x"),
+        (["--preset", "tiny", "--model", "x"], "model=x and preset=tiny are each something to start from; keep one"),
         (["--preset", "huge"], "preset 'huge' is unknown; choose one of tiny, small"),
         (["--config", "lenght=ctc"], "config 'lenght' is not a field of DeqNarConfig"),
         (["--config", "length"], "config 'length' is not of the form field=value"),

@@ -84,9 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", default="tiny", choices=PRESETS, help="size of the model")
     parser.add_argument("--vocabulary", type=int, default=4000, help="tokens in the vocabulary")
     parser.add_argument("--layers", type=int, default=6, help="layers of the stacked decoder")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="most rows × longest sentence of a batch")
+    parser.add_argument("--max-tokens", type=int, default=4096, help="most rows × longest sentence of a batch")
     parser.add_argument("--correction", type=float, default=0.5, help="weight of the loss on the path, where it is on")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of every contender")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of every contender")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch threads of every contender")
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="TEXT", help="contenders whose names contain one of these"

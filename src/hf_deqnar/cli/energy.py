@@ -4,7 +4,10 @@
         --validation_data validation.jsonl.gz --source en --target de --output_dir runs/energy
     hf-deqnar energy --operator-grid --grid_steps 200 --student runs/cmlm --teacher runs/teacher … --json grid.json
 
-A YAML file named first holds any of the flags; flags override it. `hf-deqnar energy --help` lists them all: those of
+    hf-deqnar energy --student bilstm --teacher lstm …
+
+The last makes the recurrent pair of the paper's first table from the texts, before it learns from the energy. A YAML
+file named first holds any of the flags; flags override it. `hf-deqnar energy --help` lists them all: those of
 the models, of the data, and of `EnergyTrainingArguments`. A run whose folder holds checkpoints goes on from the last
 one, a grid from its last finished pair. Energies are per sentence, in nats, on canvases of the reference's length.
 """
@@ -29,12 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     try:
         from ..training.arguments import CorpusArguments, parse_arguments
-        from ..training.energy_run import EnergyArguments, operator_grid, set_up, train_energy
+        from ..training.energy_run import EnergyArguments, make_recurrent_pair, operator_grid, set_up, train_energy
         from ..training.energy_trainer import EnergyTrainingArguments
     except ImportError as error:
         raise ImportError(f"Training needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
     kinds = (EnergyArguments, CorpusArguments, EnergyTrainingArguments)
     names, data, arguments = parse_arguments(kinds, options.arguments, "hf-deqnar energy")
+    if names.student == "bilstm":
+        names = make_recurrent_pair(names, data, arguments)
     said = logging.get_verbosity()
     student, teacher = load_model(names.student, "cpu"), load_model(names.teacher, "cpu")
     logging.set_verbosity(said)  # loading is quiet, training need not be

@@ -159,6 +159,15 @@ class ModelArguments:
     model: str | None = field(
         default=None, metadata={"help": "Start from this model and its tokenizer; a new one is made if unset."}
     )
+    teacher: str | None = field(
+        default=None,
+        metadata={
+            "help": "Start from this teacher's encoder, embeddings, decoder layers and tokenizer (Marian or Bart)."
+        },
+    )
+    backbone: str | None = field(
+        default=None, metadata={"help": "Start an equilibrium model from this trained stacked one, with its tokenizer."}
+    )
     preset: str | None = field(
         default=None, metadata={"help": f"Size of a new model: {', '.join(PRESETS)}; tiny if unset."}
     )
@@ -170,9 +179,16 @@ class ModelArguments:
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset '{self.preset}' is unknown; choose one of {', '.join(PRESETS)}.")
-        if self.preset is not None and self.model is not None:
-            raise ValueError(f"preset='{self.preset}' is for new models, but training starts from {self.model}.")
+        named = [name for name in ("model", "teacher", "backbone", "preset") if getattr(self, name) is not None]
+        if len(named) > 1:
+            given = " and ".join(f"{name}={getattr(self, name)}" for name in named)
+            raise ValueError(f"{given} are each something to start from; keep one.")
         self.settings()
+
+    @property
+    def start(self) -> str | None:
+        """What training starts from, and whose tokenizer is used; None for a new model."""
+        return self.model or self.teacher or self.backbone
 
     def settings(self) -> dict[str, Any]:
         """`config` as values by field."""

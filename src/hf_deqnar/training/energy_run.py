@@ -3,7 +3,7 @@
 import copy
 import json
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ from ..corpus.tokenized import TokenizedPairs
 from ..generation_deqnar import check_same_tokens
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.energy import OPERATORS, check_student, check_teacher, written_tokens
-from .arguments import CorpusArguments
+from .arguments import (
+    CorpusArguments,
+    DataArguments,
+    DeqNarTrainingArguments,
+    ModelArguments,
+    TranslationTrainingArguments,
+)
 from .batching import collate
 from .energy_trainer import EnergyTrainer, EnergyTrainingArguments
 from .run import (
@@ -27,10 +33,12 @@ from .run import (
     prepare,
     settings_of,
     tokenize,
+    train,
     train_and_save,
     validation_set,
     write_json,
 )
+from .teacher import SIZES, TeacherArguments, train_teacher
 from .translation_trainer import GENERATED_TOGETHER
 
 GRID = "grid.json"
@@ -42,8 +50,21 @@ FIGURES = ("discrete_energy", "energy", "reference_length_bleu", "bleu", "chrf",
 class EnergyArguments:
     """Who learns from whom."""
 
-    student: str = field(metadata={"help": "Directory or hub id of a model that was trained with cmlm or glat."})
-    teacher: str = field(metadata={"help": "Any seq2seq model with the student's vocabulary."})
+    student: str = field(
+        metadata={
+            "help": "Directory or hub id of a model that was trained with cmlm or glat; or bilstm, see pair_steps."
+        }
+    )
+    teacher: str = field(metadata={"help": "Any seq2seq model with the student's vocabulary; or lstm, see pair_steps."})
+    pair_steps: int = field(
+        default=2000,
+        metadata={
+            "help": "Updates of the paper's recurrent pair, --student bilstm --teacher lstm, which is made first."
+        },
+    )
+    pair_size: str = field(default="tiny", metadata={"help": f"Its size: {', '.join(SIZES)}."})
+    pair_vocab_size: int = field(default=4000, metadata={"help": "Tokens of its tokenizer."})
+    pair_learning_rate: float = field(default=2e-3, metadata={"help": "Its learning rate, after a tenth of warm-up."})
     operator_grid: bool = field(
         default=False, metadata={"help": "Train every pair of operators for a while and compare them instead."}
     )
@@ -51,8 +72,11 @@ class EnergyArguments:
     json: str | None = field(default=None, metadata={"help": "Also write the figures into this file."})
 
     def __post_init__(self) -> None:
-        if self.grid_steps < 1:
-            raise ValueError(f"grid_steps must be at least 1, not {self.grid_steps}.")
+        for name in ("grid_steps", "pair_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if (self.student == "bilstm") != (self.teacher == "lstm"):
+            raise ValueError("The recurrent pair is made together: --student bilstm --teacher lstm.")
         if self.json is not None and not Path(self.json).parent.is_dir():
             raise FileNotFoundError(
                 f"There is no folder {Path(self.json).parent} to write {Path(self.json).name} into."
@@ -85,6 +109,34 @@ class Setting:
         """What a run that goes on must find unchanged, besides its arguments."""
         configs = {"config": self.student.config.to_diff_dict(), "teacher_config": self.teacher.config.to_diff_dict()}
         return {"student": self.names.student, "teacher": self.names.teacher, **configs, "data": self.train.fingerprint}
+
+
+def make_recurrent_pair(
+    names: EnergyArguments, data: CorpusArguments, arguments: EnergyTrainingArguments
+) -> EnergyArguments:
+    """The pair of ENGINE's first table, from texts: an LSTM teacher, and a BiLSTM trained with cross-entropy.
+
+    Both are runs of their own inside the output folder, which go on where they were; returns their names.
+    """
+    output = Path(arguments.output_dir)
+    shared = {"max_steps": names.pair_steps, "learning_rate": names.pair_learning_rate, "warmup_steps": 0.1}
+    shared |= {"max_tokens": arguments.max_tokens, "seed": arguments.seed, "use_cpu": arguments.use_cpu}
+    shared |= {"report_to": arguments.report_to, "disable_tqdm": arguments.disable_tqdm}
+    shared |= {"eval_strategy": "steps", "save_strategy": "steps"}
+    shared |= dict.fromkeys(("eval_steps", "save_steps"), max(1, names.pair_steps // 10))
+    texts = {entry.name: getattr(data, entry.name) for entry in fields(CorpusArguments)}
+    train_teacher(
+        TeacherArguments(architecture="lstm", size=names.pair_size),
+        DataArguments(**texts, vocab_size=names.pair_vocab_size),
+        TranslationTrainingArguments(str(output / "teacher"), **shared),
+    )
+    layers = ["architecture=bilstm", "refinement=stacked", "encoder_layers=2", "decoder_layers=2"]
+    train(
+        ModelArguments(preset=names.pair_size, config=layers),
+        DataArguments(**texts, tokenizer=str(output / "teacher")),
+        DeqNarTrainingArguments(str(output / "student"), objective="ce", **shared),
+    )
+    return replace(names, student=str(output / "student"), teacher=str(output / "teacher"))
 
 
 def set_up(

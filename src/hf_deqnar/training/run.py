@@ -9,7 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
@@ -63,7 +70,7 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         return model
 
     pairs, candidates = read_training_data(data, arguments)
-    names = {"decisive": DECISIVE, "start": model_arguments.model}
+    names = {"decisive": DECISIVE, "start": model_arguments.start}
     return conduct(pairs, data, arguments, make_model, DeqNarTrainer, candidates=candidates, **names)
 
 
@@ -217,15 +224,22 @@ def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], out
 
 
 def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> DeqNarForConditionalGeneration:
-    """The named model, with its configuration changed where asked; or a new one."""
+    """The named model, one made from the named teacher or backbone, or a new one; configured as asked."""
     special = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>", "blank": "<blank>"}
     vocabulary = tokenizer.get_vocab()
     missing = [token for token in special.values() if token not in vocabulary]
-    if arguments.model is not None:
-        model = DeqNarForConditionalGeneration.from_pretrained(arguments.model, **arguments.settings())
+    if arguments.start is not None:
+        if arguments.model is not None:
+            model = DeqNarForConditionalGeneration.from_pretrained(arguments.model, **arguments.settings())
+        elif arguments.teacher is not None:
+            teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
+            model = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, **arguments.settings())
+        else:
+            backbone = DeqNarForConditionalGeneration.from_pretrained(arguments.backbone)
+            model = DeqNarForConditionalGeneration.from_backbone(backbone, **arguments.settings())
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(
-                f"The tokenizer has {len(tokenizer)} tokens but {arguments.model} only {model.config.vocab_size}; "
+                f"The tokenizer has {len(tokenizer)} tokens but {arguments.start} only {model.config.vocab_size}; "
                 "they do not belong together."
             )
         return model

@@ -1,0 +1,52 @@
+"""Runs that start from something: a teacher, a backbone, or the recurrent pair made for the purpose."""
+
+import json
+
+import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+from hf_deqnar import DeqNarForConditionalGeneration
+from hf_deqnar.training.arguments import ModelArguments
+from hf_deqnar.training.run import find_model, main
+
+from ..conftest import SENTENCES, small_model
+
+
+@pytest.fixture
+def teacher(tmp_path, tokenizer):
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    tokens = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = MarianConfig(
+        vocab_size=len(tokenizer), encoder_attention_heads=4, decoder_attention_heads=4, **sizes, **tokens
+    )
+    MarianMTModel(config).save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES))
+    flags = ["--train_data", file, "--source", "en", "--target", "de", "--teacher", teacher, "--config", "length=ctc"]
+    flags += ["--objective", "ctc", "--max_tokens", 100, "--max_steps", 2, "--use_cpu", "--report_to", "none"]
+    main([str(part) for part in [*flags, "--cache_dir", tmp_path / "cache", "--output_dir", tmp_path / "run"]])
+    student = DeqNarForConditionalGeneration.from_pretrained(tmp_path / "run")
+    assert (student.config.length, student.config.transition_layers) == ("ctc", 1)
+    start = find_model(ModelArguments(teacher=str(teacher), config=["length=ctc"]), tokenizer)
+    expected = MarianMTModel.from_pretrained(teacher).model.shared.weight
+    assert torch.equal(start.model.shared.weight, expected)
+
+
+def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
+    backbone = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
+    backbone.save_pretrained(tmp_path)
+    model = find_model(ModelArguments(backbone=str(tmp_path), config=["refinement=mixed", "tol=1e-4"]), tokenizer)
+    assert (model.config.refinement, model.config.transition_layers, model.config.tol) == ("mixed", 2, 1e-4)
+    mine, theirs = (one.state_dict()["model.transition.layers.1.norms.0.weight"] for one in (model, backbone))
+    assert torch.equal(mine, theirs)
+
+
+def test_there_is_one_thing_to_start_from():
+    with pytest.raises(ValueError, match="model=a and teacher=b are each something to start from; keep one"):
+        ModelArguments(model="a", teacher="b")
