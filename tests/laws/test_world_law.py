@@ -32,7 +32,8 @@ for case in sys.argv[2:]:
     )
     arguments = DeqNarTrainingArguments(
         output, objective=objective, max_steps=4, max_tokens=120, learning_rate=1e-3, warmup_steps=1, use_cpu=True,
-        report_to="none", save_strategy="no", eval_strategy="steps", eval_steps=2, average_best=0, initial=0.2,
+        report_to="none", save_strategy="no", eval_strategy="steps", eval_steps=2, average_best=0,
+        initial=0.0 if refinement == "stacked" else 0.2,
         logging_steps=1, disable_tqdm=True,
     )
     trainer = DeqNarTrainer(

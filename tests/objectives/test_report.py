@@ -88,7 +88,7 @@ def test_an_input_is_as_likely_as_the_rule_draws_it(name):
     drawn, counts = revealed.unique(dim=0, return_counts=True)
     assert len(drawn) == {"masked": 1, "cmlm": 2**size - 1, "cmlm_fixed": 5}.get(name, 10)
     few = slice(0, len(drawn))
-    proxy = Proxy(target[few], drawn, target[few], mask[few], None, chances[few])
+    proxy = Proxy(target[few], drawn, target[few], mask[few], None, [], chances[few])
     found = input_log_probability(INPUTS[name], proxy).exp().tolist()
     assert sum(found) == pytest.approx(1.0)
     for likely, count in zip(found, counts.tolist(), strict=True):

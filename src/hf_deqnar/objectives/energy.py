@@ -260,7 +260,8 @@ def decoder_embedding(teacher: Any) -> nn.Module:
 
     Bart, M2M100 and their kin scale in this module; Marian scales after it, whoever made the embeddings; T5 does not.
     """
-    return teacher.get_decoder().get_input_embeddings()
+    decoder = teacher.get_decoder()
+    return (decoder if hasattr(decoder, "get_input_embeddings") else teacher).get_input_embeddings()
 
 
 def embed(embedding: nn.Module, sequence: Tensor) -> Tensor:
