@@ -74,6 +74,11 @@ def test_what_cannot_be_a_teacher_is_named(tokenizer):
     small = MarianMTModel(MarianConfig(vocab_size=5, **SIZES))
     with pytest.raises(ValueError, match="vocabulary of 5 has no <blank>; add it to the tokenizer and call"):
         DeqNarForConditionalGeneration.from_teacher(small, tokenizer)
+    untied = MarianMTModel(MarianConfig(vocab_size=len(tokenizer), tie_word_embeddings=False, **SIZES))
+    with pytest.raises(ValueError, match="several tables of embeddings"):
+        DeqNarForConditionalGeneration.from_teacher(untied, tokenizer)
+    with pytest.raises(ValueError, match=r"is \(400, 32\) in the old model but \(400, 64\) in the new one"):
+        DeqNarForConditionalGeneration.from_teacher(teacher_of("marian", tokenizer), tokenizer, d_model=64)
     with pytest.raises(ValueError, match="decoder has 5 layers but the teacher's only 3"):
         DeqNarForConditionalGeneration.from_teacher(teacher_of("marian", tokenizer), tokenizer, transition_layers=5)
 
@@ -105,3 +110,5 @@ def test_a_backbone_may_be_saved_and_normed_and_must_be_one(tmp_path):
         DeqNarForConditionalGeneration.from_backbone(model)
     with pytest.raises(ValueError, match="has no model.transition.layers.1.*width and depth of the old one"):
         DeqNarForConditionalGeneration.from_backbone(backbone, transition_layers=1)
+    with pytest.raises(ValueError, match="The old model has no model.transition.layers.2.*width and depth"):
+        DeqNarForConditionalGeneration.from_backbone(backbone, transition_layers=5)

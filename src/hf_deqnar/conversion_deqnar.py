@@ -5,8 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from .configuration_deqnar import DeqNarConfig
+
+logger = logging.get_logger(__name__)
 
 TEACHERS = ("marian", "bart")  # their layers are ours: post-norm, biases everywhere, shared embeddings
 LEARNED_OFFSET = 2  # Bart's tables of positions begin with two rows that are never used
@@ -23,6 +26,11 @@ def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: di
         raise ValueError(
             f"A student can start from {' and '.join(TEACHERS)} models, but this teacher is a {teacher.model_type}; "
             "distil it, or learn from its energy."
+        )
+    if not teacher.tie_word_embeddings or not getattr(teacher, "share_encoder_decoder_embeddings", True):
+        raise ValueError(
+            "The teacher has several tables of embeddings (tie_word_embeddings or share_encoder_decoder_embeddings is "
+            "off), but a student has one; distil it, or learn from its energy."
         )
     fields = {name: getattr(teacher, name) for name in SAME_NAME.split()}
     if teacher.model_type == "bart":
@@ -47,6 +55,8 @@ def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: di
 def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict[str, Tensor]:
     """The teacher's weights under the names that they have in a student of this configuration."""
     theirs = teacher.state_dict()
+    if theirs["final_logits_bias"].any():
+        logger.warning("The teacher's bias of the logits has no place in a student and is left out.")
     weights = {"model.shared.weight": theirs["model.shared.weight"], "lm_head.weight": theirs["lm_head.weight"]}
     whole = config.refinement in ("stacked", "explicit")
     depth = config.decoder_layers if whole else config.transition_layers
@@ -59,7 +69,7 @@ def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict
         home = "model.encoder.layers" if side == "encoder" else "model.transition.layers"
         for number in range(count):
             weights |= _layer(theirs, f"model.{side}.layers.{number}", f"{home}.{number}", side == "decoder")
-    if config.positions == "learned":
+    if teacher.config.model_type == "bart" and config.positions == "learned":
         for side, home in (("encoder", "source_positions"), ("decoder", "canvas_positions")):
             weights[f"model.{home}.table.weight"] = theirs[f"model.{side}.embed_positions.weight"][LEARNED_OFFSET:]
             for name in ("weight", "bias"):

@@ -549,10 +549,21 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         return model._take(backbone_weights(backbone, model), backbone.dtype)
 
     def _take(self, weights: dict[str, Tensor], dtype: torch.dtype) -> "DeqNarForConditionalGeneration":
-        """Take up weights by name; the others keep their random start."""
-        unknown = self.to(dtype).load_state_dict(weights, strict=False).unexpected_keys
-        if unknown:
-            raise ValueError(f"The new model has no {unknown[0]}; it must have the width and depth of the old one.")
+        """Take up weights by name; only what the old model did not have may keep its random start."""
+        mine = self.to(dtype).state_dict()
+        for name, value in weights.items():
+            if name in mine and mine[name].shape != value.shape:
+                raise ValueError(
+                    f"{name} is {tuple(value.shape)} in the old model but {tuple(mine[name].shape)} in the new one; "
+                    "it must have the old one's width."
+                )
+        missing, unknown = self.load_state_dict(weights, strict=False)
+        new = ("length_head.", "latent_head.", "input_head.", ".fusion.", "lm_head.")
+        missing = [name for name in missing if not any(part in name for part in new)]
+        unknown = [name for name in unknown if not any(part in name for part in new)]
+        if unknown or missing:
+            where = f"The new model has no {unknown[0]}" if unknown else f"The old model has no {missing[0]}"
+            raise ValueError(f"{where}; the new one must have the width and depth of the old one.")
         return self.eval()
 
     def get_output_embeddings(self) -> nn.Linear:

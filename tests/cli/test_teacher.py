@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deqnar.cli.main import main
+from hf_deqnar.corpus.shards import held
 
 from ..conftest import SENTENCES
 
@@ -31,6 +32,26 @@ def test_a_teacher_is_trained_and_can_be_loaded_by_transformers(arguments, tmp_p
     assert f"{tmp_path / 'teacher'} holds the finished run; nothing is left to train." in capsys.readouterr().err
     assert main([*arguments, "--vocab_size", "300"]) == 1
     assert "tokenizer was trained on other texts or for another vocab_size" in capsys.readouterr().err
+
+
+def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(arguments, tmp_path, capsys):
+    assert main([*arguments, "--save_strategy", "no"]) == 0
+    weights = (tmp_path / "teacher" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main([*arguments, "--save_strategy", "no", "--seed", "7"]) == 1
+    assert "holds a run with seed=42, but now it is 7" in capsys.readouterr().err
+    assert (tmp_path / "teacher" / "model.safetensors").read_bytes() == weights
+    with held(tmp_path / "teacher" / "run.lock") as ours:
+        assert ours
+        assert main(arguments) == 1
+    assert f"Another run is writing to {tmp_path / 'teacher'}" in capsys.readouterr().err
+    (tmp_path / "teacher" / "run.json").unlink()
+    assert main(arguments) == 1
+    assert "holds a model or checkpoints of something else" in capsys.readouterr().err
+
+
+def test_few_positions_are_enough_for_validation(arguments):
+    assert main([*arguments, "--config", "d_model=32", "max_position_embeddings=32", "--max_length", "30"]) == 0
 
 
 def test_bad_settings_are_one_readable_line(arguments, capsys):

@@ -1,4 +1,5 @@
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
@@ -89,6 +90,24 @@ def test_ctranslate2_says_what_transformers_says(tokenizer, tmp_path, beams):
     before = (tmp_path / "ctranslate2" / "model.bin").stat().st_mtime_ns
     assert translations(teacher, fast, tmp_path, sentences) == found
     assert (tmp_path / "ctranslate2" / "model.bin").stat().st_mtime_ns == before  # converted once
+
+
+def test_ctranslate2_keeps_out_what_the_teacher_never_says(tokenizer, tmp_path):
+    """Our own teachers suppress special tokens one by one; here the likeliest words are suppressed as well."""
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
+    teacher = make_teacher(tokenizer)
+    options = dataclasses.replace(OPTIONS, num_beams=1, max_length=16)
+    sources = [tokenizer(pair.source)["input_ids"] for pair in corpus()[:40]]
+    said = make_translate(teacher, options, tmp_path)(sources)
+    common = [token for token, _ in Counter(token for row in said for token in row if token > 5).most_common(3)]
+    teacher.model.generation_config.suppress_tokens = common
+    found = {}
+    for backend in ("transformers", "ctranslate2"):
+        rows = make_translate(teacher, dataclasses.replace(options, backend=backend), tmp_path)(sources)
+        found[backend] = [[token for token in row if token > 5] for row in rows]
+        assert not {token for row in rows for token in row} & set(common)
+    same = sum(first == second for first, second in zip(*found.values(), strict=True))
+    assert same > 0.9 * len(sources)
 
 
 def test_ctranslate2_refuses_what_it_cannot_run(tokenizer, teacher, tmp_path, monkeypatch):

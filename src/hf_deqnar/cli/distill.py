@@ -50,6 +50,8 @@ class DistillationArguments:
     )
 
     def __post_init__(self) -> None:
+        if self.source == self.target:
+            raise ValueError(f"source and target are both '{self.source}'; they are the names of two columns.")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1, not {self.limit}.")
         if self.process is None:

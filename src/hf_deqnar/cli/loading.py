@@ -37,9 +37,10 @@ def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, P
         model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
     except SafetensorError as error:
         raise ValueError(f"The weights of {name} are damaged: {error}") from error
-    if len(tokenizer) > model.config.vocab_size:
+    vocabulary = config.get_text_config(decoder=True).vocab_size
+    if len(tokenizer) > vocabulary:
         raise ValueError(
-            f"{name}: the tokenizer has {len(tokenizer)} tokens but the model only {model.config.vocab_size}; "
+            f"{name}: the tokenizer has {len(tokenizer)} tokens but the model only {vocabulary}; "
             "they do not belong together."
         )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -124,6 +124,8 @@ def make_translate(teacher: Teacher, options: TeacherOptions, folder: Path) -> T
 def _with_transformers(teacher: Teacher, options: TeacherOptions, folder: Path) -> Translate:
     model = teacher.model.eval()
     settings = {"num_beams": options.num_beams, "max_new_tokens": _longest_translation(model, options)}
+    # What the teacher's own settings may say otherwise.
+    settings |= {"max_length": None, "num_return_sequences": 1, "return_dict_in_generate": False}
     if options.num_beams > 1:
         settings["length_penalty"] = options.length_penalty
 
@@ -147,9 +149,10 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
     except ImportError as error:
         raise ImportError("This backend needs ctranslate2: pip install 'hf_deqnar[ctranslate2]'.") from error
     device = teacher.model.device
+    converted = str(_converted(teacher, folder))
     try:
         translator = ctranslate2.Translator(
-            str(_converted(teacher, folder)),
+            converted,
             device=device.type,
             device_index=device.index or 0,
             compute_type=options.compute_type,
@@ -158,7 +161,8 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
     except ValueError as error:
         raise ValueError(f"CTranslate2 cannot use compute_type={options.compute_type} on {device}: {error}") from error
     generation, tokenizer = teacher.model.generation_config, teacher.tokenizer
-    suppressed = [tokenizer.convert_ids_to_tokens(words) for words in generation.bad_words_ids or []]
+    never = [*(generation.bad_words_ids or []), *([token] for token in generation.suppress_tokens or [])]
+    suppressed = [tokenizer.convert_ids_to_tokens(words) for words in never]
     first = generation.forced_bos_token_id  # of many-language models: the language to translate into
     prefix = None if first is None else tokenizer.convert_ids_to_tokens([first])
     # transformers puts the end that such models are forced to into the last place; here it comes on top
@@ -174,6 +178,8 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
             min_decoding_length=0,
             max_decoding_length=max(1, longest),
             suppress_sequences=suppressed or None,
+            no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
+            repetition_penalty=generation.repetition_penalty or 1.0,
         )
         return [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in found]
 

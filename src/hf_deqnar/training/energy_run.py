@@ -3,6 +3,7 @@
 import copy
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from ..corpus.evaluation import Translations, score
 from ..corpus.reading import Pair, read_parallel
-from ..corpus.tokenized import TokenizedPairs
+from ..corpus.teachers import Teacher, fingerprint_of_teacher
+from ..corpus.tokenized import TokenizedPairs, fingerprint_of
 from ..generation_deqnar import check_same_tokens
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.energy import OPERATORS, check_student, check_teacher, written_tokens
@@ -28,9 +30,11 @@ from .energy_trainer import EnergyTrainer, EnergyTrainingArguments
 from .run import (
     OPTIMISATION,
     SETTINGS,
+    alone_in,
     begin_or_go_on,
     check_same_run,
     prepare,
+    read_json,
     settings_of,
     tokenize,
     train,
@@ -108,7 +112,13 @@ class Setting:
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must find unchanged, besides its arguments."""
         configs = {"config": self.student.config.to_diff_dict(), "teacher_config": self.teacher.config.to_diff_dict()}
-        return {"student": self.names.student, "teacher": self.names.teacher, **configs, "data": self.train.fingerprint}
+        texts = {"data": self.train.fingerprint, "validation": fingerprint_of(map(str, self.validation["references"]))}
+        pair = {"student": self.names.student, "teacher": self.names.teacher}
+        weights = {
+            f"{name}_weights": fingerprint_of_teacher(Teacher(pair[name], model, self.tokenizer))
+            for name, model in (("student", self.student), ("teacher", self.teacher))
+        }
+        return {**pair, **configs, **weights, **texts}
 
 
 def make_recurrent_pair(
@@ -168,11 +178,18 @@ def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[s
     """Train the student and save it; figures of the student as it was given, and of the result."""
     say = prepare(arguments)
     say(f"{setting.train.describe()}.")
+    with alone_in(arguments):
+        return _train_energy(setting, arguments, say)
+
+
+def _train_energy(
+    setting: Setting, arguments: EnergyTrainingArguments, say: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
     settings = {**settings_of(arguments, DECISIVE), **setting.identity()}
     checkpoint = begin_or_go_on(arguments, settings, say)
     trainer = setting.trainer(arguments, setting.student)
     run = Path(arguments.output_dir) / SETTINGS
-    if checkpoint is None:
+    if "student" not in read_json(run):
         given = measure(trainer, "given")
         if arguments.should_save:
             write_json(run, {**json.loads(run.read_text(encoding="utf-8")), "student": given})

@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers.utils import logging
 from ..configuration_deqnar import DeqNarConfig
 from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.reading import Pair, read_parallel
+from ..corpus.shards import held
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
@@ -97,6 +99,21 @@ def conduct(
     say = prepare(arguments)
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
+    with alone_in(arguments):
+        return _conduct(pairs, data, arguments, make_model, make_trainer, decisive, start, candidates, say)
+
+
+def _conduct(
+    pairs: list[Pair],
+    data: DataArguments,
+    arguments: TranslationTrainingArguments,
+    make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
+    make_trainer: Callable[..., TranslationTrainer],
+    decisive: str,
+    start: str | None,
+    candidates: list[list[str]] | None,
+    say: Callable[[str], None],
+) -> TranslationTrainer:
     with arguments.main_process_first(desc="tokenizing"):
         tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
         set_seed(arguments.seed)
@@ -115,6 +132,20 @@ def conduct(
     trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
     train_and_save(trainer, checkpoint, say)
     return trainer
+
+
+@contextmanager
+def alone_in(arguments: TranslationTrainingArguments) -> Iterator[None]:
+    """Keep other runs out of the output folder; a lock that a killed run left is taken over."""
+    output = Path(arguments.output_dir)
+    if not arguments.should_save:  # the main process holds it for all
+        yield
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    with held(output / "run.lock") as ours:
+        if not ours:
+            raise ValueError(f"Another run is writing to {output}; wait for it, or choose another output_dir.")
+        yield
 
 
 def prepare(arguments: TranslationTrainingArguments) -> Callable[[str], None]:
@@ -139,7 +170,7 @@ def begin_or_go_on(
     output = Path(arguments.output_dir)
     checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
     with arguments.main_process_first(desc="settings"):
-        if checkpoint is not None:
+        if checkpoint is not None or (output / "config.json").is_file():
             run = check_same_run(output, settings)
             if run["processes"] != arguments.world_size:
                 say(
@@ -155,7 +186,7 @@ def begin_or_go_on(
 def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Callable[[str], None]) -> None:
     """Train or go on, and save; a run that has finished is left as it is."""
     output = Path(trainer.args.output_dir)
-    if checkpoint is not None and json.loads((output / SETTINGS).read_text(encoding="utf-8"))["finished"]:
+    if read_json(output / SETTINGS)["finished"]:
         say(f"{output} holds the finished run; nothing is left to train.")
         trainer._load_from_checkpoint(str(output))
         return
@@ -168,8 +199,7 @@ def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Cal
     except WRITING_ERRORS as error:
         raise OSError(f"The model could not be written to {output} ({error}); its checkpoints are intact.") from error
     if trainer.args.should_save:
-        run = json.loads((output / SETTINGS).read_text(encoding="utf-8"))
-        write_json(output / SETTINGS, {**run, "finished": True})
+        write_json(output / SETTINGS, {**read_json(output / SETTINGS), "finished": True})
 
 
 def read_training_data(
@@ -271,8 +301,8 @@ def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS)
     """What is written down of a run. It may go on only as it began, else its result would be nobody's."""
     path = output / file
     if not path.is_file():
-        raise ValueError(f"{output} holds checkpoints of something else; choose another output_dir.")
-    run = json.loads(path.read_text(encoding="utf-8"))
+        raise ValueError(f"{output} holds a model or checkpoints of something else; choose another output_dir.")
+    run = read_json(path)
     before = run["settings"]
     for name, value in json.loads(json.dumps(settings)).items():
         if before.get(name) != value:
@@ -293,6 +323,14 @@ def settings_of(arguments: TranslationTrainingArguments, names: str) -> dict[str
     """The named fields; an enumeration by its value."""
     values = {name: getattr(arguments, name) for name in names.split()}
     return {name: getattr(value, "value", value) for name, value in values.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}); choose another folder, or remove what is in it.") from error
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

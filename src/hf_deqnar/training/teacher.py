@@ -104,7 +104,7 @@ def make_teacher(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -
     model.generation_config.suppress_tokens = sorted(
         {token for token in special if token is not None and token != tokenizer.unk_token_id}
     )
-    model.generation_config.max_length = 256
+    model.generation_config.max_length = min(256, config.max_position_embeddings)
     model.generation_config.num_beams = 1
     return model
 
