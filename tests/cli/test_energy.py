@@ -40,7 +40,7 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("| ").split("|")]
 
 
-def test_a_run_says_what_it_gained_and_goes_on_where_it_was(run, tmp_path, settings, capsys):
+def test_a_run_says_what_it_gained_and_goes_on_where_it_was(run, tmp_path, settings, tokenizer, capsys):
     output = tmp_path / "energy"
     flags = ["energy", settings, "--output_dir", output, "--json", tmp_path / "figures.json"]
     done = run(*flags)
@@ -60,6 +60,13 @@ def test_a_run_says_what_it_gained_and_goes_on_where_it_was(run, tmp_path, setti
     assert json.loads((tmp_path / "figures.json").read_text()) == figures
     assert main([*map(str, flags), "--target_operator", "SX"]) == 1
     assert "holds a run with target_operator=ST, but now it is SX" in capsys.readouterr().err
+    assert main([*map(str, flags), "--validation_limit", "5"]) == 1
+    assert "holds a run with validation=" in capsys.readouterr().err
+    model = small_teacher(vocabulary=len(tokenizer))
+    model.final_logits_bias += 1
+    model.save_pretrained(tmp_path / "teacher")
+    assert main([*map(str, flags)]) == 1
+    assert "holds a run with teacher_weights=" in capsys.readouterr().err
 
 
 def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_path, settings, capsys, monkeypatch):

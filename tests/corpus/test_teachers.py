@@ -36,6 +36,13 @@ def test_sentences_are_what_generate_says_in_their_order(teacher, tmp_path):
         assert text == (expected if sentence.source.strip() else "")
 
 
+def test_the_teachers_own_settings_do_not_change_what_is_returned(teacher, tmp_path):
+    expected = translations(teacher, OPTIONS, tmp_path)
+    own = teacher.model.generation_config
+    own.return_dict_in_generate, own.num_return_sequences, own.num_beams = True, 2, 4
+    assert translations(teacher, OPTIONS, tmp_path) == expected
+
+
 def test_rows_count_tokens_without_special_ones_and_know_what_was_cut(teacher, tmp_path):
     sentences = ["A man.", "", "horse " * 40]
     rows = translate_texts(teacher, make_translate(teacher, OPTIONS, tmp_path), sentences, OPTIONS)
