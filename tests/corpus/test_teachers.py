@@ -3,7 +3,7 @@ from collections import Counter
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
 from hf_deqnar.corpus.teachers import (
     Teacher,
@@ -157,3 +157,13 @@ def test_any_seq2seq_model_is_a_teacher(tokenizer, tmp_path):
     )
     assert rows[0]["cut"]
     assert rows[0]["source_tokens"] == positions - 1
+
+
+def test_a_teacher_that_its_loader_does_not_understand_is_told_in_one_line(tokenizer, tmp_path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    bart = BartForConditionalGeneration(BartConfig(vocab_size=len(tokenizer), **sizes, **heads))
+    options = dataclasses.replace(OPTIONS, backend="ctranslate2")
+    with pytest.raises(ValueError, match="small is a BartForConditionalGeneration that CTranslate2 cannot convert"):
+        make_translate(Teacher("small", bart, tokenizer), options, tmp_path)

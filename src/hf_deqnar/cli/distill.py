@@ -52,6 +52,9 @@ class DistillationArguments:
     def __post_init__(self) -> None:
         if self.source == self.target:
             raise ValueError(f"source and target are both '{self.source}'; they are the names of two columns.")
+        for name in ("teacher", "data", "output", "limit"):
+            if self.tune_gamma is not None and getattr(self, name):
+                raise ValueError(f"{name} has no effect with tune_gamma, which translates nothing.")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1, not {self.limit}.")
         if self.process is None:

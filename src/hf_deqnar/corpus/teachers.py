@@ -59,6 +59,8 @@ class TeacherOptions:
                 raise ValueError(f"{entry.name} must be at least 1, not {value}.")
         if self.backend not in BACKENDS:
             raise ValueError(f"backend '{self.backend}' is unknown; choose {' or '.join(BACKENDS)}.")
+        if self.backend == "transformers" and self.compute_type != "float32":
+            raise ValueError(f"compute_type={self.compute_type} has no effect on backend transformers.")
 
 
 def fingerprint_of_teacher(teacher: Teacher) -> str:
@@ -233,6 +235,11 @@ def _convert(teacher: Teacher, folder: Path) -> None:
     try:
         with torch.no_grad():
             FromMemory().convert(str(folder))
+    except (AttributeError, KeyError, NotImplementedError) as error:  # a loader that expects another configuration
+        raise ValueError(
+            f"{teacher.name} is a {type(model).__name__} that CTranslate2 cannot convert ({error}); use backend "
+            "transformers."
+        ) from error
     finally:
         for name in set(vars(model.config)) - known:  # a loader's notes to itself
             delattr(model.config, name)
