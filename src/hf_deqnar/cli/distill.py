@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .loading import train_extra
+
 if TYPE_CHECKING:
     from ..corpus.teachers import Teacher, TeacherOptions
 
@@ -63,16 +65,10 @@ class DistillationArguments:
             self.processes = int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="[settings.yaml] [--flag value …]")
-
-
 def run(options: argparse.Namespace) -> None:
-    try:
+    with train_extra("Distilling"):
         from ..corpus.teachers import TeacherOptions
         from ..training.arguments import parse_arguments
-    except ImportError as error:
-        raise ImportError(f"Distilling needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
     kinds = (DistillationArguments, TeacherOptions)
     arguments, how = parse_arguments(kinds, options.arguments, "hf-deqnar distill")
     if arguments.tune_gamma is not None:

@@ -20,22 +20,16 @@ from typing import Any
 from transformers.utils import logging
 
 from ..benchmarks.common import markdown_table
-from .loading import load_model
+from .loading import load_model, train_extra
 
 TAKES_ALL = True  # its flags are those of dataclasses, which are imported when it runs
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="[settings.yaml] [--flag value …]")
-
-
 def run(options: argparse.Namespace) -> None:
-    try:
+    with train_extra("Training"):
         from ..training.arguments import CorpusArguments, parse_arguments
         from ..training.energy_run import EnergyArguments, make_recurrent_pair, operator_grid, set_up, train_energy
         from ..training.energy_trainer import EnergyTrainingArguments
-    except ImportError as error:
-        raise ImportError(f"Training needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
     kinds = (EnergyArguments, CorpusArguments, EnergyTrainingArguments)
     names, data, arguments = parse_arguments(kinds, options.arguments, "hf-deqnar energy")
     if names.student == "bilstm":

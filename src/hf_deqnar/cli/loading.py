@@ -1,5 +1,7 @@
 """Loading a translation model for the command line, with errors a user can act on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,6 +14,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
+
+
+@contextmanager
+def train_extra(what: str) -> Iterator[None]:
+    """Imports that need the train extra: its absence is told with what it is needed for."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
 
 
 def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -23,15 +23,19 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     for name, module in VERBS.items():
         summary = module.__doc__.strip().splitlines()[0]
+        takes_all = getattr(module, "TAKES_ALL", False)  # its flags are those of dataclasses, read when it runs
         verb = verbs.add_parser(
             name,
             help=summary,
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            add_help=not getattr(module, "TAKES_ALL", False),
-            prefix_chars="\0" if getattr(module, "TAKES_ALL", False) else "-",
+            add_help=not takes_all,
+            prefix_chars="\0" if takes_all else "-",
         )
-        module.add_arguments(verb)
+        if takes_all:
+            verb.add_argument("arguments", nargs=argparse.REMAINDER, help="[settings.yaml] [--flag value …]")
+        else:
+            module.add_arguments(verb)
         verb.set_defaults(run=module.run)
     return parser
 

@@ -9,16 +9,12 @@ the tokenizer that its students will use.
 
 import argparse
 
+from .loading import train_extra
+
 TAKES_ALL = True  # its flags are those of dataclasses, which are imported when it runs
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="[settings.yaml] [--flag value …]")
-
-
 def run(options: argparse.Namespace) -> None:
-    try:
+    with train_extra("Training"):
         from ..training.teacher import main
-    except ImportError as error:
-        raise ImportError(f"Training needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
     main(options.arguments, "hf-deqnar teacher")

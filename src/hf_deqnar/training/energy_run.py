@@ -3,7 +3,6 @@
 import copy
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -179,24 +178,18 @@ def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[s
     say = prepare(arguments)
     say(f"{setting.train.describe()}.")
     with alone_in(arguments):
-        return _train_energy(setting, arguments, say)
-
-
-def _train_energy(
-    setting: Setting, arguments: EnergyTrainingArguments, say: Callable[[str], None]
-) -> dict[str, dict[str, float]]:
-    settings = {**settings_of(arguments, DECISIVE), **setting.identity()}
-    checkpoint = begin_or_go_on(arguments, settings, say)
-    trainer = setting.trainer(arguments, setting.student)
-    run = Path(arguments.output_dir) / SETTINGS
-    if "student" not in read_json(run):
-        given = measure(trainer, "given")
-        if arguments.should_save:
-            write_json(run, {**json.loads(run.read_text(encoding="utf-8")), "student": given})
-    else:
-        given = json.loads(run.read_text(encoding="utf-8"))["student"]
-    train_and_save(trainer, checkpoint, say)
-    return {"student": given, "result": measure(trainer, "result")}
+        settings = {**settings_of(arguments, DECISIVE), **setting.identity()}
+        checkpoint = begin_or_go_on(arguments, settings, say)
+        trainer = setting.trainer(arguments, setting.student)
+        run = Path(arguments.output_dir) / SETTINGS
+        if "student" not in read_json(run):
+            given = measure(trainer, "given")
+            if arguments.should_save:
+                write_json(run, {**read_json(run), "student": given})
+        else:
+            given = read_json(run)["student"]
+        train_and_save(trainer, checkpoint, say)
+        return {"student": given, "result": measure(trainer, "result")}
 
 
 def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[str, Any]:

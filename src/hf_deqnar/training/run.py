@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..configuration_deqnar import DeqNarConfig
 from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.reading import Pair, read_parallel
-from ..corpus.shards import held
+from ..corpus.shards import held, write_whole
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
@@ -100,38 +100,24 @@ def conduct(
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
     with alone_in(arguments):
-        return _conduct(pairs, data, arguments, make_model, make_trainer, decisive, start, candidates, say)
-
-
-def _conduct(
-    pairs: list[Pair],
-    data: DataArguments,
-    arguments: TranslationTrainingArguments,
-    make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
-    make_trainer: Callable[..., TranslationTrainer],
-    decisive: str,
-    start: str | None,
-    candidates: list[list[str]] | None,
-    say: Callable[[str], None],
-) -> TranslationTrainer:
-    with arguments.main_process_first(desc="tokenizing"):
-        tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
-        set_seed(arguments.seed)
-        model = make_model(tokenizer)
-        tokenized = tokenize(pairs, tokenizer, model.config, data, candidates)
-    say(f"{tokenized.describe()}; {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
-    if candidates is not None:
-        gamma = " ".join(f"{weight:g}" for weight in arguments.gamma)
-        say(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
-    validation = None if data.validation_data is None else validation_set(data, tokenizer)
-    settings = settings_of(arguments, decisive)
-    settings |= {"model": start, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
-    settings["validation"] = None if validation is None else fingerprint_of(map(str, validation["references"]))
-    checkpoint = begin_or_go_on(arguments, settings, say)
-    datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
-    trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
-    train_and_save(trainer, checkpoint, say)
-    return trainer
+        with arguments.main_process_first(desc="tokenizing"):
+            tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
+            set_seed(arguments.seed)
+            model = make_model(tokenizer)
+            tokenized = tokenize(pairs, tokenizer, model.config, data, candidates)
+        say(f"{tokenized.describe()}; {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
+        if candidates is not None:
+            gamma = " ".join(f"{weight:g}" for weight in arguments.gamma)
+            say(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
+        validation = None if data.validation_data is None else validation_set(data, tokenizer)
+        settings = settings_of(arguments, decisive)
+        settings |= {"model": start, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
+        settings["validation"] = None if validation is None else fingerprint_of(map(str, validation["references"]))
+        checkpoint = begin_or_go_on(arguments, settings, say)
+        datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
+        trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
+        train_and_save(trainer, checkpoint, say)
+        return trainer
 
 
 @contextmanager
@@ -231,7 +217,7 @@ def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], out
     texts = [text for pair in pairs for text in (pair.source, pair.references[0])]
     origin = {"vocab_size": vocabulary, "texts": fingerprint_of(texts)}
     if name is None and (folder / ORIGIN).is_file():
-        if json.loads((folder / ORIGIN).read_text(encoding="utf-8")) == origin:
+        if read_json(folder / ORIGIN) == origin:
             name = str(folder)
         elif get_last_checkpoint(str(output)) is not None:
             raise ValueError(
@@ -335,6 +321,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Whole or not at all."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, [json.dumps(values, indent=2, ensure_ascii=False)])
