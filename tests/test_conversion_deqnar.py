@@ -55,6 +55,20 @@ def test_a_students_whole_decoder_is_the_teachers_without_its_causal_mask(teache
     torch.testing.assert_close(mine, theirs - teacher.final_logits_bias, **NEARLY)
 
 
+def test_a_wider_student_begins_where_a_plain_one_does_and_can_learn_more(teacher, tokenizer):
+    students = [
+        DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, decoder_ffn_dim=width, encoder_ffn_dim=64)
+        for width in (48, 200)
+    ]
+    tokens = padded(random_sentences(4))
+    canvas = torch.full((4, 5), students[0].config.mask_token_id)
+    plain, wide = (student(input_ids=tokens, decoder_input_ids=canvas, max_nfe=3) for student in students)
+    torch.testing.assert_close(wide.logits, plain.logits, **NEARLY)
+    wide.logits.square().mean().backward()
+    new = students[1].model.transition.layers[0].feed_forward.contract.weight.grad[:, 48:]
+    assert (new != 0).any(dim=0).float().mean() > 0.5
+
+
 @pytest.mark.parametrize("refinement", ["implicit", "mixed", "explicit"])
 def test_a_student_of_any_kind_generates_and_survives_saving(teacher, tokenizer, refinement, tmp_path):
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement=refinement)

@@ -67,8 +67,10 @@ def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict
         if count > available:
             raise ValueError(f"The student's {side} has {count} layers but the teacher's only {available}.")
         home = "model.encoder.layers" if side == "encoder" else "model.transition.layers"
+        width = getattr(config, f"{side}_ffn_dim")
         for number in range(count):
-            weights |= _layer(theirs, f"model.{side}.layers.{number}", f"{home}.{number}", side == "decoder")
+            layer = _layer(theirs, f"model.{side}.layers.{number}", f"{home}.{number}", side == "decoder")
+            weights |= _widen(layer, f"{home}.{number}.feed_forward", width)
     if teacher.config.model_type == "bart" and config.positions == "learned":
         for side, home in (("encoder", "source_positions"), ("decoder", "canvas_positions")):
             weights[f"model.{home}.table.weight"] = theirs[f"model.{side}.embed_positions.weight"][LEARNED_OFFSET:]
@@ -97,6 +99,22 @@ def _layer(theirs: dict[str, Tensor], source: str, home: str, decoder: bool) -> 
         for place, norm in enumerate(norms):
             weights[f"{home}.norms.{place}.{kind}"] = theirs[f"{source}.{norm}.{kind}"]
     return weights
+
+
+def _widen(layer: dict[str, Tensor], home: str, width: int) -> dict[str, Tensor]:
+    """A feed-forward network with more units; the new ones see something, but say nothing before they have learned."""
+    expand = layer[f"{home}.expand.weight"]
+    new, states = width - expand.shape[0], expand.shape[1]
+    if new <= 0:
+        return layer
+    more = {
+        f"{home}.expand.weight": expand.new_empty(new, states).normal_(std=states**-0.5),
+        f"{home}.expand.bias": expand.new_zeros(new),
+    }
+    wider = {name: torch.cat([layer[name], added]) for name, added in more.items()}
+    contract = layer[f"{home}.contract.weight"]
+    wider[f"{home}.contract.weight"] = torch.cat([contract, contract.new_zeros(states, new)], dim=1)
+    return {**layer, **wider}
 
 
 def backbone_weights(backbone: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:

@@ -522,7 +522,8 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         """A student that starts from a teacher's encoder, embeddings and decoder layers; Marian or Bart.
 
         Its encoder computes what the teacher's does. The decoder's layers are the teacher's first ones (all of them if
-        the student has as many), without the causal mask.
+        the student has as many), without the causal mask. A feed-forward network may be wider than the teacher's and
+        computes the same at first.
 
         Args:
             tokenizer: the teacher's; it must have <mask> and <blank>.

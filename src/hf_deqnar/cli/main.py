@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import bench, distill, energy, evaluate, report, teacher, train, translate
+from . import bench, distill, energy, evaluate, ladder, report, teacher, train, translate
 
 VERBS = {
     "translate": translate,
@@ -14,6 +14,7 @@ VERBS = {
     "energy": energy,
     "evaluate": evaluate,
     "report": report,
+    "ladder": ladder,
     "bench": bench,
 }
 

@@ -22,6 +22,7 @@ class Translations:
     seconds: float
     nfe: list[int] | None = None
     converged: list[bool] | None = None
+    residual: list[float] | None = None
 
 
 def translate_sentences(
@@ -43,7 +44,9 @@ def translate_sentences(
         check_named_reranker(tokenizer, options.get("reranker", model.generation_config.reranker))
         options = {**options, "return_dict_in_generate": True}
     order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
-    texts, nfe, converged = [""] * len(sentences), [0] * len(sentences), [True] * len(sentences)
+    texts, nfe = [""] * len(sentences), [0] * len(sentences)
+    converged, residual = [True] * len(sentences), [0.0] * len(sentences)
+    solved = ours and model.config.refinement != "stacked"
     start = time.perf_counter()
     for first in tqdm(
         range(0, len(order), batch_size), desc="translating", unit="batch", disable=None if show_progress else True
@@ -59,11 +62,12 @@ def translate_sentences(
         if ours:
             for place, index in enumerate(indices):
                 nfe[index] = int(result.nfe[place])
-                converged[index] = result.converged is not None and bool(result.converged[place])
+                if solved:
+                    converged[index], residual[index] = bool(result.converged[place]), float(result.residual[place])
     seconds = time.perf_counter() - start
     if not ours:
         return Translations(texts, seconds)
-    return Translations(texts, seconds, nfe, None if model.config.refinement == "stacked" else converged)
+    return Translations(texts, seconds, nfe, *((converged, residual) if solved else (None, None)))
 
 
 def labelled_batches(
@@ -119,6 +123,8 @@ def score(translations: Translations, pairs: list[Pair]) -> dict[str, Any]:
         figures["mean_nfe"] = sum(translations.nfe) / len(pairs)
     if translations.converged is not None:
         figures["share_converged"] = sum(translations.converged) / len(pairs)
+    if translations.residual is not None:
+        figures["mean_residual"] = sum(translations.residual) / len(pairs)
     return figures
 
 

@@ -240,6 +240,12 @@ def parse_arguments(kinds: Iterable[type], arguments: list[str] | None = None, p
     return tuple(found)
 
 
+def parse_settings(kinds: Iterable[type], settings: dict[str, Any]) -> tuple:
+    """Dataclasses from settings by name, checked as flags are."""
+    parser = HfArgumentParser(list(kinds))
+    return tuple(parser.parse_args_into_dataclasses(as_flags(settings, parser, "settings"), look_for_args_file=False))
+
+
 def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
     """A YAML file's entries as flags, so that both are checked in one way."""
     if not path.is_file():
@@ -250,11 +256,16 @@ def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold name: value entries.")
+    return as_flags(settings, parser, str(path))
+
+
+def as_flags(settings: dict[str, Any], parser: HfArgumentParser, origin: str) -> list[str]:
+    """Settings by name as flags; an unknown name is told with where it was found."""
     known = {action.dest for action in parser._actions}
     flags = []
     for name, value in settings.items():
         if name not in known:
-            raise ValueError(f"{path}: '{name}' is not a setting; --help lists every one.")
+            raise ValueError(f"{origin}: '{name}' is not a setting; --help lists every one.")
         if value is None:
             continue
         if name == "config" and isinstance(value, dict):

@@ -68,6 +68,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._numbers: list[int] = []
         self._sums: dict[str, Tensor] = {}
         self._summed = 0
+        self._processor_seconds = time.process_time()  # up to the last log; validation does not count
 
     def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
         """The terms of the loss of a batch; `progress` is the share of training that is done."""
@@ -181,6 +182,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             averages = self.accelerator.reduce(averages.to(self.args.device), reduction="mean")
             logs |= {name: float(value) for name, value in zip(self._sums, averages, strict=True)}
             self._sums, self._summed = {}, 0
+            if self.args.device.type == "cpu":
+                now = time.process_time()
+                logs["cpu_seconds"], self._processor_seconds = now - self._processor_seconds, now
         super().log(logs, start_time)
 
     # ---- Validation
@@ -202,7 +206,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             for name, one in dataset.items():
                 figures |= self.evaluate(one, metric_key_prefix=f"{metric_key_prefix}_{name}", **options)
             return figures
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         training = self.model.training
         self.model.eval()
         devices = [self.args.device] if self.args.device.type == "cuda" else []
@@ -212,6 +216,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.model.train(training)
         figures["runtime"] = time.perf_counter() - start
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        self._processor_seconds += time.process_time() - processor_start
         self.log(metrics)
         if self.is_in_train and metric_key_prefix == "eval":
             self._keep_if_good(metrics)
@@ -356,6 +361,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if resume_from_checkpoint and self._already_trained(resume_from_checkpoint):
             result = TrainOutput(self.state.global_step, 0.0, {})
         else:
+            self._processor_seconds = time.process_time()
             result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **options)
         self._take_best()
         return result

@@ -1,0 +1,199 @@
+"""`hf-deqnar ladder`: climbed by real commands, stopped and gone on with, and every mistake told before it costs hours."""
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_deqnar.cli import ladder as module
+from hf_deqnar.cli.main import main
+
+from ..conftest import SENTENCES
+
+pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "ladder.py"
+SHIPPED = sorted((Path(__file__).parents[2] / "ladders").glob("*.yaml"))
+
+QUICK = {"train_data": "{data}/train.jsonl", "source": "en", "target": "de", "max_steps": 4, "save_steps": 1}
+QUICK |= {"max_tokens": 200, "warmup_steps": 1, "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
+SMALL = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
+LADDER = {
+    "test": "{data}/test.jsonl",
+    "source": "en",
+    "target": "de",
+    "defaults": {
+        "teacher": {**QUICK, "vocab_size": 300, "config": SMALL},
+        "train": {**QUICK, "teacher": "{teacher}", "train_data": "{distilled}"},
+    },
+    "rungs": {
+        "teacher": {"verb": "teacher", "title": "the teacher", "decode": {"greedy": {"num_beams": 1, "max_length": 9}}},
+        "distilled": {
+            "verb": "distill",
+            "settings": {"teacher": "{teacher}", "data": "{data}/train.jsonl", "source": "en", "target": "de"}
+            | {"num_beams": 1, "max_length": 9},
+        },
+        "stacked": {
+            "verb": "train",
+            "settings": {"objective": "ctc", "config": {"refinement": "stacked", "length": "ctc"}},
+            "seeds": [1, 2],
+        },
+        "implicit": {"like": "stacked", "settings": {"config": {"refinement": "implicit"}}, "curve": [1, 3]},
+    },
+}
+
+
+@pytest.fixture
+def house(tmp_path):
+    """A corpus, and a function that writes a ladder and gives the arguments to climb it."""
+    for name in ("train", "test"):
+        rows = [json.dumps({"en": source, "de": target}) for source, target in SENTENCES]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+    def write(content: dict, *flags: str) -> list[str]:
+        file = tmp_path / "ladder.yaml"
+        file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        return [str(file), "--data", str(tmp_path), "--output", str(tmp_path / "out"), *map(str, flags)]
+
+    return write
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Commands of rungs as calls, which saves the seconds of starting; returns what was called."""
+    called = []
+
+    def command(ladder, rung, arguments):
+        called.append((rung.name, arguments[0]))
+        if main(arguments):
+            raise module.ChildFailed("it failed")
+
+    monkeypatch.setattr(module, "command", command)
+    return called
+
+
+def changed(path: str, value) -> dict:
+    """The ladder with one entry changed: 'rungs/stacked/verb'."""
+    content = copy.deepcopy(LADDER)
+    *parents, last = path.split("/")
+    entry = content
+    for parent in parents:
+        entry = entry[parent]
+    entry[last] = value
+    return content
+
+
+@pytest.mark.slow
+def test_a_ladder_is_climbed_by_commands_and_goes_on_after_a_kill(house, tmp_path):
+    arguments = house(LADDER, "--only", "implicit")
+    command = [sys.executable, SCRIPT, *arguments]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    while not (tmp_path / "out" / "implicit" / "checkpoint-1").is_dir() and first.poll() is None:
+        time.sleep(0.05)
+    assert first.poll() is None, first.stderr.read()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    out = tmp_path / "out"
+    assert (out / "distilled.json").is_file()
+    assert not (out / "implicit.json").is_file()
+    before = (out / "teacher.json").read_bytes()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "teacher:" not in done.stderr
+    assert (out / "teacher.json").read_bytes() == before
+    assert "Going on from" in (out / "implicit.log").read_text() or "checkpoint-4" in os.listdir(out / "implicit")
+    figures = json.loads((out / "implicit.json").read_text())
+    assert figures["updates"] == 4
+    assert figures["cpu_seconds"] > 0
+    assert set(figures["decodings"]) == {"", "max_nfe=1", "max_nfe=3"}
+    assert figures["decodings"]["max_nfe=1"]["mean_nfe"] == 1
+    assert figures["decodings"][""]["bleu_signature"].startswith("nrefs:1|case:mixed")
+    assert not (out / "stacked").exists()
+
+
+def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house, in_process, capsys, tmp_path):
+    assert main(["ladder", *house(LADDER)]) == 0
+    assert [verb for name, verb in in_process if name == "stacked.seed2"] == ["train", "evaluate"]
+    for name in ("stacked", "stacked.seed2"):
+        settings = json.loads((tmp_path / "out" / f"{name}.json").read_text())["settings"]
+        assert settings["seed"] == (2 if name.endswith("2") else 1)
+    in_process.clear()
+    capsys.readouterr()
+    more = changed("rungs/stacked/decode", {"": {}, "beam": {"ctc_beam_size": 3}})
+    more["rungs"]["never"] = {"like": "implicit", "title": "another"}
+    assert main(["ladder", *house(more, "--only", "stacked", "stacked.seed2")]) == 0
+    assert in_process == [("stacked", "evaluate"), ("stacked.seed2", "evaluate")]  # of the new decoding
+    capsys.readouterr()
+    assert main(["ladder", *house(more, "--table", "--plot", tmp_path / "curves.png")]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    names = [row.split("|")[1].strip() for row in rows[2:] if row.startswith("|")]
+    assert names == ["the teacher, greedy", "stacked", "stacked, beam", "implicit", "another"]
+    assert rows[3].count("(") == 1  # both seeds beside their mean
+    assert "not run" in rows[6]
+    assert "not run" not in rows[5]
+    assert rows[-1].startswith("BLEU nrefs:1|case:mixed")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["ladder", *house(changed("rungs/implicit/settings", {"config": {"memory": 3}}))]) == 1
+    said = capsys.readouterr().err
+    assert "Rung 'implicit' was run by another recipe (config was" in said
+    assert main(["ladder", *house(changed("defaults/teacher/max_steps", 5), "--only", "stacked")]) == 1
+    assert "Rung 'teacher' was run by another recipe (max_steps was 4 and is 5)" in capsys.readouterr().err
+
+
+def test_a_rung_that_fails_leaves_the_others_alone(house, in_process, capsys, tmp_path):
+    content = changed("rungs/stacked/settings/tokenizer", "nowhere")
+    content["rungs"]["implicit"] = {"verb": "train", "settings": {"backbone": "{stacked}", "teacher": None}}
+    assert main(["ladder", *house(content)]) == 1
+    said = capsys.readouterr().err
+    assert "not run: stacked (it failed)" in said
+    assert "not run: implicit (it needs a rung that failed)" in said
+    assert (tmp_path / "out" / "distilled.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("extra", 1, "'extra' is not a key; there are test"),
+        ("rungs/stacked/objective", "ctc", "rung 'stacked': 'objective' is not a key"),
+        ("rungs/stacked/settings/lerning_rate", 1, "rung 'stacked': settings: 'lerning_rate' is not a setting"),
+        ("rungs/stacked/settings/config", {"refinment": "x"}, "rung 'stacked': config 'refinment' is not a field"),
+        ("rungs/stacked/settings/teacher", "{tutor}", "rung 'stacked' needs {tutor}, but no rung above"),
+        ("rungs/stacked/settings/backbone", "{implicit}", "rung 'stacked' needs {implicit}, but no rung above"),
+        ("rungs/stacked/verb", "learn", "rung 'stacked': verb 'learn' is unknown; choose one of teacher"),
+        ("rungs/implicit/like", "nobody", "rung 'implicit' is like 'nobody', but there is no such rung"),
+        ("rungs/implicit/like", "implicit", "rung 'implicit' is like itself"),
+        ("rungs/distilled/curve", [1], "rung 'distilled': a corpus is not decoded"),
+        ("rungs/data", {"verb": "train"}, "'data' cannot be a rung's name"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(house, in_process, capsys, path, value, message):
+    assert main(["ladder", *house(changed(path, value))]) == 1
+    assert message in capsys.readouterr().err
+    assert in_process == []
+
+
+def test_missing_files_and_rungs_are_named(house, capsys, tmp_path):
+    assert main(["ladder", *house(LADDER, "--only", "stakced")]) == 1
+    assert "There is no rung 'stakced'; there are teacher, distilled, stacked" in capsys.readouterr().err
+    assert main(["ladder", *house(LADDER, "--data", tmp_path / "none")]) == 1
+    assert "--data is where the corpus" in capsys.readouterr().err
+    assert main(["ladder", str(tmp_path / "none.yaml"), "--data", str(tmp_path), "--output", str(tmp_path)]) == 1
+    assert "There is no ladder" in capsys.readouterr().err
+    arguments = house(LADDER)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "teacher.json").write_text("{")
+    assert main(["ladder", *arguments]) == 1
+    assert "teacher.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_ladders_of_the_repository_are_sound(path, tmp_path):
+    ladder = module.read_ladder(path, tmp_path, tmp_path)
+    assert {rung.verb for rung in ladder.rungs.values()} <= set(module.VERBS)
