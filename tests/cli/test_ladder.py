@@ -126,15 +126,15 @@ def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house
         assert settings["seed"] == (2 if name.endswith("2") else 1)
     in_process.clear()
     capsys.readouterr()
-    more = changed("rungs/stacked/decode", {"": {}, "beam": {"ctc_beam_size": 3}})
+    more = changed("rungs/implicit/decode", {"": {}, "beam": {"ctc_beam_size": 3}})
     more["rungs"]["never"] = {"like": "implicit", "title": "another"}
-    assert main(["ladder", *house(more, "--only", "stacked", "stacked.seed2")]) == 0
-    assert in_process == [("stacked", "evaluate"), ("stacked.seed2", "evaluate")]  # of the new decoding
+    assert main(["ladder", *house(more, "--only", "implicit")]) == 0
+    assert in_process == [("implicit", "evaluate")]  # of the new decoding
     capsys.readouterr()
     assert main(["ladder", *house(more, "--table", "--plot", tmp_path / "curves.png")]) == 0
     rows = capsys.readouterr().out.splitlines()
     names = [row.split("|")[1].strip() for row in rows[2:] if row.startswith("|")]
-    assert names == ["the teacher, greedy", "stacked", "stacked, beam", "implicit", "another"]
+    assert names == ["the teacher, greedy", "stacked", "implicit", "implicit, beam", "another", "another, beam"]
     assert rows[3].count("(") == 1  # both seeds beside their mean
     assert "not run" in rows[6]
     assert "not run" not in rows[5]

@@ -453,15 +453,16 @@ def table(ladder: Ladder, names: list[str]) -> str:
     headers = ["rung", "BLEU", "chrF", "evaluations", "converged", "parameters", "updates", "CPU minutes"]
     rows, signatures = [], set()
     for title, rungs in by_title(ladder, names).items():
-        found = [ladder.figures(name) for name in rungs if ladder.done(name)]
+        trained = [figures for figures in map(ladder.figures, rungs) if figures is not None]
         for decoding in ladder.rungs[rungs[0]].decode:
             label = f"{title}, {decoding}" if decoding else title
-            if not found:
+            done = [figures for figures in trained if decoding in figures["decodings"]]
+            if not done:
                 rows.append([label, "not run", *[""] * (len(headers) - 2)])
                 continue
-            figures = [one["decodings"][decoding] for one in found]
-            signatures |= {one["bleu_signature"] for one in figures}
-            rows.append([label, *(cell(figures, key, form) for key, form in COLUMNS.items()), *trained(found)])
+            decoded = [figures["decodings"][decoding] for figures in done]
+            signatures |= {figures["bleu_signature"] for figures in decoded}
+            rows.append([label, *(cell(decoded, key, form) for key, form in COLUMNS.items()), *cost(done)])
     return "\n\n".join([markdown_table(headers, rows), *(f"BLEU {one}" for one in sorted(signatures))])
 
 
@@ -487,7 +488,8 @@ def cell(figures: list[dict[str, Any]], key: str, form: str) -> str:
     return mean if len(values) == 1 or key != "bleu" else f"{mean} ({', '.join(map(form.format, values))})"
 
 
-def trained(found: list[dict[str, Any]]) -> list[str]:
+def cost(found: list[dict[str, Any]]) -> list[str]:
+    """Size, updates and processor time of training."""
     mean = {key: statistics.mean(one[key] for one in found) for key in ("parameters", "updates", "cpu_seconds")}
     return [f"{mean['parameters'] / 1e6:.2f} M", f"{mean['updates']:,.0f}", f"{mean['cpu_seconds'] / 60:.0f}"]
 
