@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_deqnar.cli.main import main
-from hf_deqnar.corpus.shards import held
+from hf_deqnar.corpus.locks import held
 
 from ..conftest import SENTENCES
 

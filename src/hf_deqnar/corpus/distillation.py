@@ -23,8 +23,10 @@ from transformers.utils import logging
 
 from ..pipeline_deqnar import clean_text
 from .evaluation import repetition_rate
+from .files import write_whole
+from .locks import PATIENCE, held
 from .reading import Pair, read_parallel
-from .shards import PATIENCE, begin, check_origin, held, read_shard, remove_unfinished, write_shard, write_whole
+from .shards import begin, check_origin, read_shard, remove_unfinished, write_shard
 from .teachers import Teacher, TeacherOptions, Translate, fingerprint_of_teacher, make_translate, translate_texts
 from .tokenized import fingerprint_of
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..pipeline_deqnar import clean_text, longest_source
-from .shards import PATIENCE, held
+from .locks import PATIENCE, held
 from .tokenized import within_budget
 
 # A batch of token ids → the token ids of its translations

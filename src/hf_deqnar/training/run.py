@@ -23,8 +23,9 @@ from transformers.utils import logging
 
 from ..configuration_deqnar import DeqNarConfig
 from ..corpus.candidates import read_candidates, tokenize_candidates
+from ..corpus.files import write_whole
+from ..corpus.locks import held
 from ..corpus.reading import Pair, read_parallel
-from ..corpus.shards import held, write_whole
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
