@@ -89,6 +89,17 @@ def test_another_corpus_teacher_or_option_is_refused_and_nothing_is_touched(teac
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_start_that_failed_does_not_hold_the_output_to_its_settings(teacher, tokenizer, tmp_path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
+    fast = dataclasses.replace(OPTIONS, backend="ctranslate2")
+    wrong, unknown = make_teacher(tokenizer, "wrong", 1.0), dataclasses.replace(fast, compute_type="int7")
+    with pytest.raises(ValueError, match="cannot use compute_type=int7"):
+        distill(corpus(), wrong, tmp_path / "out.jsonl", options=unknown, **COLUMNS)
+    for name in ("out.jsonl", "afresh.jsonl"):
+        distill(corpus(), teacher, tmp_path / name, options=fast, **COLUMNS)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "afresh.jsonl").read_bytes()
+
+
 def test_only_missing_and_damaged_shards_are_made_again(teacher, tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl.gz"
     distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS)

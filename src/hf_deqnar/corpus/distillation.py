@@ -26,7 +26,7 @@ from .evaluation import repetition_rate
 from .files import write_whole
 from .locks import PATIENCE, held
 from .reading import Pair, read_parallel
-from .shards import begin, check_origin, read_shard, remove_unfinished, write_shard
+from .shards import begin, check_origin, check_still_ours, read_shard, remove_unfinished, write_shard
 from .teachers import Teacher, TeacherOptions, Translate, fingerprint_of_teacher, make_translate, translate_texts
 from .tokenized import fingerprint_of
 
@@ -205,6 +205,7 @@ def finish(work: Work, process: int = 0, processes: int = 1) -> None:
 
 def make_shard(work: Work, number: int, translate: Translate) -> None:
     """Translate one shard and write it down; its lock is ours."""
+    check_still_ours(work.folder, work.fingerprint)
     path = work.path(number)
     if path.is_file():
         logger.warning(f"{path} is damaged and is made again.")

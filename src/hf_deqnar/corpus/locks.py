@@ -42,6 +42,23 @@ def held(lock: Path) -> Iterator[bool]:
             lock.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def awaited(lock: Path) -> Iterator[None]:
+    """Hold a lock as soon as it is free."""
+    while True:
+        with held(lock) as ours:
+            if ours:
+                yield
+                return
+        time.sleep(PATIENCE)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether one who lives holds it."""
+    with held(lock) as ours:
+        return not ours
+
+
 def _take(lock: Path) -> str | None:
     """What is written in the lock, if it could be taken."""
     _remove_if_abandoned(lock)

@@ -6,14 +6,15 @@ piece at work `00000.lock`.
 
 import hashlib
 import json
-import time
+import shutil
 from pathlib import Path
 from typing import Any
 
 from .files import not_written, write_whole
-from .locks import PATIENCE, held
+from .locks import awaited, is_held
 
 MANIFEST = "manifest.json"
+MANIFEST_LOCK = "manifest.lock"
 
 
 def folder_of(output: Path) -> Path:
@@ -31,7 +32,8 @@ def check_origin(output: Path) -> None:
 def begin(output: Path, manifest: dict[str, Any]) -> tuple[Path, str]:
     """Open the folder in which `output` is made; the folder, and the fingerprint of its manifest.
 
-    The manifest says everything that decides the result. If work was begun before, it must have been the same.
+    The manifest says everything that decides the result. What was begun goes on only as it began; but if no piece was
+    finished and nobody is at work, as after a start that failed, it begins anew.
     """
     check_origin(output)
     folder = folder_of(output)
@@ -40,27 +42,54 @@ def begin(output: Path, manifest: dict[str, Any]) -> tuple[Path, str]:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise not_written(folder, error) from error
-    while not path.is_file():
-        with held(folder / "manifest.lock") as ours:
-            if ours and not path.is_file():
-                write_whole(path, [json.dumps(manifest, indent=2, ensure_ascii=False)])
-        if not ours:
-            time.sleep(PATIENCE)
+    manifest = json.loads(json.dumps(manifest))
+    with awaited(folder / MANIFEST_LOCK):
+        before = _read_manifest(path) if path.is_file() else None
+        if before is not None and before != manifest:
+            _check_nothing_made(output, before, manifest)
+            _remove_leftovers(folder)
+        if before != manifest:
+            write_whole(path, [json.dumps(manifest, indent=2, ensure_ascii=False)])
+    return folder, _fingerprint(manifest)
+
+
+def check_still_ours(folder: Path, fingerprint: str) -> None:
+    """For who holds the lock of a piece: until then, others could still begin anew with other settings."""
+    with awaited(folder / MANIFEST_LOCK):
+        if _fingerprint(_read_manifest(folder / MANIFEST)) != fingerprint:
+            raise ValueError(f"Another run with other settings has begun in {folder}; choose another output.")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged; choose another output or remove {folder}.") from error
-    _check_same(output, before, json.loads(json.dumps(manifest)))
-    return folder, hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
+        raise ValueError(f"{path} is damaged; choose another output or remove {path.parent}.") from error
 
 
-def _check_same(output: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    for name in now:
-        if before.get(name) != now[name]:
-            raise ValueError(
-                f"{output} was begun with {name}={before.get(name)}, but now it is {now[name]}; choose another output, "
-                f"go on as it began, or remove {folder_of(output)}."
-            )
+def _fingerprint(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _check_nothing_made(output: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    folder = folder_of(output)
+    at_work = (lock for lock in folder.glob("*.lock") if lock.name != MANIFEST_LOCK and is_held(lock))
+    if not output.exists() and not any(folder.glob("*.jsonl")) and not any(at_work):
+        return
+    name = next(name for name in {**now, **before} if before.get(name) != now.get(name))
+    raise ValueError(
+        f"{output} was begun with {name}={before.get(name)}, but now it is {now.get(name)}; choose another output, "
+        f"go on as it began, or remove {folder}."
+    )
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a start that failed has left, a converted teacher say, is not for the next one."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (MANIFEST, MANIFEST_LOCK):
+            path.unlink()
 
 
 def write_shard(path: Path, fingerprint: str, rows: list[dict[str, Any]], **figures: Any) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..pipeline_deqnar import clean_text, longest_source
-from .locks import PATIENCE, held
+from .locks import awaited
 from .tokenized import within_budget
 
 # A batch of token ids → the token ids of its translations
@@ -191,15 +190,12 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
 def _converted(teacher: Teacher, folder: Path) -> Path:
     """The teacher's converted copy, made by whoever comes first."""
     copy = folder / "ctranslate2"
-    while not copy.is_dir():
-        with held(folder / "ctranslate2.lock") as ours:
-            if ours and not copy.is_dir():
-                unfinished = folder / "ctranslate2.unfinished"
-                shutil.rmtree(unfinished, ignore_errors=True)
-                _convert(teacher, unfinished)
-                unfinished.rename(copy)
-        if not ours:
-            time.sleep(PATIENCE)
+    with awaited(folder / "ctranslate2.lock"):
+        if not copy.is_dir():
+            unfinished = folder / "ctranslate2.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _convert(teacher, unfinished)
+            unfinished.rename(copy)
     return copy
 
 
