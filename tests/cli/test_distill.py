@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.corpus.reading import read_parallel
@@ -100,13 +101,18 @@ def test_several_teachers_gamma_and_training_on_their_candidates(house, tmp_path
     assert "Dynamic KD chooses among candidates, and" in last_line(capsys)
 
 
-def test_errors_are_one_readable_line(house, tmp_path, capsys):
+def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
+    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=400)).save_pretrained(house / "gpt")
+    make_teacher(tokenizer).model.save_pretrained(house / "mute")
     names = ["--source", "en", "--target", "de"]
     whole = ["--teacher", str(house / "tiny"), *columns(house), "--output", str(tmp_path / "out.jsonl")]
     for arguments, message in [
         (names, "--teacher, --data and --output are needed"),
         ([*whole, "--teacher", "a", "a"], "A teacher is named twice"),
         ([*whole, "--teacher", str(tmp_path / "absent")], "is neither a model directory nor a model"),
+        ([*whole, "--teacher", str(house / "tiny"), str(tmp_path / "absent")], "is neither a model directory nor a"),
+        ([*whole, "--teacher", str(house / "tiny"), str(house / "gpt")], "holds a gpt2 model, which cannot translate"),
+        ([*whole, "--teacher", str(house / "tiny"), str(house / "mute")], "mute has no tokenizer that can be loaded"),
         ([*whole, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
         ([*whole, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
         ([*whole, "--limit", "0"], "limit must be at least 1"),

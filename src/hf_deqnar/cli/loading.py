@@ -25,8 +25,8 @@ def train_extra(what: str) -> Iterator[None]:
         raise ImportError(f"{what} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
 
 
-def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub."""
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a seq2seq model; all of the model but its weights is found to be in order."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     path = Path(name)
@@ -44,16 +44,22 @@ def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, P
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(f"{name} has no tokenizer that can be loaded; save it there with save_pretrained.") from error
-    try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
-    except SafetensorError as error:
-        raise ValueError(f"The weights of {name} are damaged: {error}") from error
     vocabulary = config.get_text_config(decoder=True).vocab_size
     if len(tokenizer) > vocabulary:
         raise ValueError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens but the model only {vocabulary}; "
             "they do not belong together."
         )
+    return tokenizer
+
+
+def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub."""
+    tokenizer = load_tokenizer(name)
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
+    except SafetensorError as error:
+        raise ValueError(f"The weights of {name} are damaged: {error}") from error
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return model.to(device), tokenizer
