@@ -81,14 +81,14 @@ def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
     """Distil, and print what came out."""
     from ..corpus.distillation import distill, distill_candidates
     from ..corpus.reading import read_parallel
-    from .loading import load_tokenizer
+    from .loading import check_model
 
     if not arguments.teacher or arguments.data is None or arguments.output is None:
         raise ValueError("--teacher, --data and --output are needed; hf-deqnar distill --help says what they are.")
     if len(set(arguments.teacher)) < len(arguments.teacher):
         raise ValueError("A teacher is named twice; its translations would be the same.")
     for name in arguments.teacher:  # the last one's turn may come days later
-        load_tokenizer(name)
+        check_model(name)
     pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
     settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
     teachers = load_teachers(arguments)

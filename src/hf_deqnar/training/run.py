@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -27,7 +26,7 @@ from ..corpus.files import write_whole
 from ..corpus.locks import held
 from ..corpus.reading import Pair, read_parallel
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
-from ..corpus.tokenizer import train_tokenizer
+from ..corpus.tokenizer import load_tokenizer, train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.objective import Objective, check_objective
 from ..objectives.targets import dynamically_distilled
@@ -225,12 +224,7 @@ def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], out
                 f"{folder} was trained on other texts or for another vocab_size; choose another output_dir."
             )
     if name is not None:
-        try:
-            return AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{name} has no tokenizer that can be loaded; save it there with save_pretrained."
-            ) from error
+        return load_tokenizer(name)
     tokenizer = train_tokenizer(texts, vocabulary)
     unfinished = output / "_tokenizer"
     tokenizer.save_pretrained(unfinished)
