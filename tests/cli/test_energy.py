@@ -95,6 +95,9 @@ def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_
     assert len({found["discrete_energy"] for found in cells.values()}) > 5
     assert main([*flags[:-3], "2", *flags[-2:]]) == 1
     assert "holds a run with max_steps=1, but now it is 2" in capsys.readouterr().err
+    (tmp_path / "grid" / "grid.json").write_text("{}")
+    assert main(flags) == 1
+    assert f"{tmp_path / 'grid' / 'grid.json'} is damaged (" in capsys.readouterr().err
 
 
 def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, tokenizer, capsys):

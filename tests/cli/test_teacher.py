@@ -45,6 +45,15 @@ def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(
         assert ours
         assert main(arguments) == 1
     assert f"Another run is writing to {tmp_path / 'teacher'}" in capsys.readouterr().err
+    lock = tmp_path / "teacher" / "run.lock"
+    lock.write_text("{}")
+    assert main(arguments) == 1
+    assert f"or, if there is none, remove {lock}." in capsys.readouterr().err
+    lock.unlink()
+    for content in ("", '{"settings": {', "{}"):
+        (tmp_path / "teacher" / "run.json").write_text(content)
+        assert main(arguments) == 1
+        assert f"{tmp_path / 'teacher' / 'run.json'} is damaged (" in capsys.readouterr().err
     (tmp_path / "teacher" / "run.json").unlink()
     assert main(arguments) == 1
     assert "holds a model or checkpoints of something else" in capsys.readouterr().err

@@ -60,7 +60,13 @@ def test_a_finished_output_is_left_as_it_is(teacher, tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "translate_texts", None)
     assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == first
     assert output.stat().st_mtime_ns == before
-    (tmp_path / "out.jsonl.statistics.json").unlink()
+    statistics = tmp_path / "out.jsonl.statistics.json"
+    for content in ("", "{", "{}"):
+        statistics.write_text(content)
+        with pytest.raises(ValueError, match="out.jsonl.statistics.json is damaged .*; remove it and start again"):
+            distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS)
+        assert statistics.read_text() == content
+    statistics.unlink()
     assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == first
 
 

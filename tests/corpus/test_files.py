@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hf_deqnar.corpus.files import write_whole
+from hf_deqnar.corpus.files import read_json, write_json, write_whole
 
 
 def test_equal_lines_are_equal_bytes_whenever_and_under_whatever_name(tmp_path):
@@ -13,6 +13,19 @@ def test_equal_lines_are_equal_bytes_whenever_and_under_whatever_name(tmp_path):
         time.sleep(1.1 if name == "a.gz" else 0)
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "b.gz"]
+
+
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
+    path = tmp_path / "run.json"
+    write_json(path, {"settings": {"name": "ä"}, "finished": False})
+    assert read_json(path, "settings", remedy="x") == {"settings": {"name": "ä"}, "finished": False}
+    whole = path.read_bytes()
+    for content in (b"", whole[:9], b"[]", b"null", b"{}", b'{"finished": true}', b"\xff\xfe"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"run.json is damaged \(.*\); remove it\.$") as caught:
+            read_json(path, "settings", remedy="remove it")
+        assert "\n" not in str(caught.value)
+        assert path.read_bytes() == content
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_file_as_it_was(tmp_path, monkeypatch):

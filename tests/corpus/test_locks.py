@@ -44,7 +44,7 @@ def test_a_lock_is_given_back_after_an_error(lock):
     assert not lock.exists()
 
 
-def test_locks_of_dead_processes_are_taken_over_and_those_of_live_ones_are_not(lock, monkeypatch):
+def test_locks_of_dead_processes_are_taken_over_and_those_of_live_ones_are_not(lock, caplog):
     living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         for fields, free in [
@@ -64,12 +64,18 @@ def test_locks_of_dead_processes_are_taken_over_and_those_of_live_ones_are_not(l
     os.utime(lock, (long_ago, long_ago))
     with held(lock) as ours:
         assert ours
-    lock.write_text("")  # taken, and not yet written in
-    with held(lock) as ours:
-        assert not ours
-    os.utime(lock, (long_ago, long_ago))
-    with held(lock) as ours:
-        assert ours
+    for content in (b"", b'{"host": "', b"null", b"{}", b"\xff"):  # taken, and not yet written in; or damaged
+        lock.write_bytes(content)
+        with held(lock) as ours:
+            assert not ours
+        os.utime(lock, (time.time() - locks.SILENCE / 2,) * 2)
+        with held(lock) as ours:
+            assert not ours
+        assert f"{lock} is damaged; it is taken over 120 seconds after its last change." in caplog.text
+        assert lock.read_bytes() == content
+        os.utime(lock, (long_ago, long_ago))
+        with held(lock) as ours:
+            assert ours
     assert not list(lock.parent.iterdir())
 
 

@@ -35,9 +35,11 @@ def test_what_was_begun_goes_on_only_as_it_began(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             begin(output, changed)
-    (folder / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="manifest.json is damaged"):
-        begin(output, {"corpus": "abc", "num_beams": 5})
+    for content in ("", "{", "[]"):
+        (folder / "manifest.json").write_text(content)
+        with pytest.raises(ValueError, match="manifest.json is damaged .*; choose another output or remove"):
+            begin(output, {"corpus": "abc", "num_beams": 5})
+        assert (folder / "manifest.json").read_text() == content
 
 
 def test_what_failed_before_its_first_piece_begins_anew(tmp_path):

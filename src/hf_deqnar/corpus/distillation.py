@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from ..pipeline_deqnar import clean_text
 from .evaluation import repetition_rate
-from .files import write_whole
+from .files import read_json, write_json, write_whole
 from .locks import PATIENCE, held
 from .reading import Pair, read_parallel
 from .shards import begin, check_origin, check_still_ours, read_shard, remove_unfinished, write_shard
@@ -99,10 +99,11 @@ def distill(
         rows = in_order(work.shards, [rows for _, rows in found])
         figures = statistics(rows, sum(head["seconds"] for head, _ in found))
         figures = {"teacher": teacher.name, "options": asdict(options), **figures}
-        write_whole(statistics_path(output), [json.dumps(figures, indent=2, ensure_ascii=False)], folder)
+        write_json(statistics_path(output), figures, folder)
         lines = ({source: pair.source, target: row["text"]} for pair, row in zip(pairs, rows, strict=True))
         write_whole(output, (json.dumps(line, ensure_ascii=False) for line in lines), folder)
-    return json.loads(statistics_path(output).read_text(encoding="utf-8"))
+    remedy = "remove it and start again, and it is made anew"
+    return read_json(statistics_path(output), "teacher", "sentences", remedy=remedy)
 
 
 def distill_candidates(

@@ -1,11 +1,13 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and say which they are when they are damaged."""
 
 import contextlib
 import gzip
+import json
 import os
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, lines: Iterable[str], folder: Path | None = None) -> None:
@@ -30,6 +32,27 @@ def write_whole(path: Path, lines: Iterable[str], folder: Path | None = None) ->
         raise not_written(path, error) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: dict[str, Any], folder: Path | None = None) -> None:
+    """Values by name, for people to read; whole or not at all, as by `write_whole`."""
+    write_whole(path, [json.dumps(values, indent=2, ensure_ascii=False)], folder)
+
+
+def read_json(path: Path, *names: str, remedy: str) -> dict[str, Any]:
+    """What `write_json` wrote.
+
+    Args:
+        names: of values that must be there.
+        remedy: what the user may do if the file is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
+    if not isinstance(found, dict) or not found.keys() >= set(names):
+        raise ValueError(f"{path} is damaged (not all is there that should be); {remedy}.")
+    return found
 
 
 def not_written(path: Path, error: OSError) -> OSError:

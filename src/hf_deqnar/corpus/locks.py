@@ -13,7 +13,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers.utils import logging
+
 from .files import not_written
+
+logger = logging.get_logger(__name__)
 
 HEARTBEAT = 10.0  # seconds between two touches of a lock
 SILENCE = 120.0  # seconds without one after which its owner is taken for dead, wherever it runs
@@ -101,7 +105,7 @@ def _remove_if_abandoned(lock: Path) -> None:
 
 def _read(lock: Path) -> str | None:
     try:
-        return lock.read_text(encoding="utf-8")
+        return lock.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
 
@@ -109,12 +113,18 @@ def _read(lock: Path) -> str | None:
 def _abandoned(lock: Path, text: str) -> bool:
     try:
         silent = time.time() - lock.stat().st_mtime
-        owner = json.loads(text)
     except FileNotFoundError:  # given back just now
         return False
-    except json.JSONDecodeError:  # being written, or its writer died over it
-        return silent > SILENCE
-    return silent > SILENCE or (owner["host"] == platform.node() and not _runs(owner["pid"], owner["process"]))
+    if silent > SILENCE:
+        return True
+    try:
+        owner = json.loads(text)
+        host, pid, process = owner["host"], owner["pid"], owner["process"]
+    except (ValueError, TypeError, KeyError):  # being written, or its writer died over it
+        if silent > HEARTBEAT:
+            logger.warning_once(f"{lock} is damaged; it is taken over {SILENCE:g} seconds after its last change.")
+        return False
+    return host == platform.node() and not _runs(pid, process)
 
 
 def _runs(pid: int, process: str) -> bool:

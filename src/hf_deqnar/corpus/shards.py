@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .files import not_written, write_whole
+from .files import not_written, read_json, write_json, write_whole
 from .locks import awaited, is_held
 
 MANIFEST = "manifest.json"
@@ -49,7 +49,7 @@ def begin(output: Path, manifest: dict[str, Any]) -> tuple[Path, str]:
             _check_nothing_made(output, before, manifest)
             _remove_leftovers(folder)
         if before != manifest:
-            write_whole(path, [json.dumps(manifest, indent=2, ensure_ascii=False)])
+            write_json(path, manifest)
     return folder, _fingerprint(manifest)
 
 
@@ -61,10 +61,7 @@ def check_still_ours(folder: Path, fingerprint: str) -> None:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged; choose another output or remove {path.parent}.") from error
+    return read_json(path, remedy=f"choose another output or remove {path.parent}")
 
 
 def _fingerprint(manifest: dict[str, Any]) -> str:

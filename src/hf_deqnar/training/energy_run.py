@@ -1,7 +1,6 @@
 """A whole run of ENGINE, and its grid of operators; `hf-deqnar energy` and `scripts/train_energy.py` call them."""
 
 import copy
-import json
 import time
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from ..corpus.evaluation import Translations, score
+from ..corpus.files import write_json
 from ..corpus.reading import Pair, read_parallel
 from ..corpus.teachers import Teacher, fingerprint_of_teacher
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of
@@ -33,13 +33,12 @@ from .run import (
     begin_or_go_on,
     check_same_run,
     prepare,
-    read_json,
+    read_run,
     settings_of,
     tokenize,
     train,
     train_and_save,
     validation_set,
-    write_json,
 )
 from .teacher import SIZES, TeacherArguments, train_teacher
 from .translation_trainer import GENERATED_TOGETHER
@@ -181,13 +180,13 @@ def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[s
         settings = {**settings_of(arguments, DECISIVE), **setting.identity()}
         checkpoint = begin_or_go_on(arguments, settings, say)
         trainer = setting.trainer(arguments, setting.student)
-        run = Path(arguments.output_dir) / SETTINGS
-        if "student" not in read_json(run):
+        output = Path(arguments.output_dir)
+        if "student" not in read_run(output):
             given = measure(trainer, "given")
             if arguments.should_save:
-                write_json(run, {**read_json(run), "student": given})
+                write_json(output / SETTINGS, {**read_run(output), "student": given})
         else:
-            given = read_json(run)["student"]
+            given = read_run(output)["student"]
         train_and_save(trainer, checkpoint, say)
         return {"student": given, "result": measure(trainer, "result")}
 
@@ -213,8 +212,7 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
     settings = {**settings_of(arguments, f"max_steps {shared}"), **setting.identity()}
     grid = {"settings": settings, "student": None, "cells": {}}
     if (output / GRID).is_file():
-        check_same_run(output, settings, GRID)
-        grid = json.loads((output / GRID).read_text(encoding="utf-8"))
+        grid = {**grid, **check_same_run(output, settings, GRID)}
     output.mkdir(parents=True, exist_ok=True)
     if grid["student"] is None:
         grid["student"] = measure(setting.trainer(arguments, copy.deepcopy(setting.student)), "given")
