@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.corpus.locks import held
@@ -61,6 +61,17 @@ def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(
 
 def test_few_positions_are_enough_for_validation(arguments):
     assert main([*arguments, "--config", "d_model=32", "max_position_embeddings=32", "--max_length", "30"]) == 0
+
+
+def test_a_slow_tokenizer_is_one_readable_line(arguments, tmp_path, capsys):
+    slow = ByT5Tokenizer(bos_token="<s>", extra_special_tokens=["<mask>", "<blank>"])
+    slow.save_pretrained(tmp_path / "slow")
+    place = arguments.index("--vocab_size")
+    arguments[place : place + 2] = ["--tokenizer", str(tmp_path / "slow")]
+    for verb in ("teacher", "train"):
+        flags = [flag for flag in arguments[1:] if verb == "teacher" or flag not in ("--size", "tiny")]
+        assert main([verb, *flags]) == 1
+        assert "Training needs a fast tokenizer, and ByT5Tokenizer is a slow one" in capsys.readouterr().err
 
 
 def test_bad_settings_are_one_readable_line(arguments, capsys):

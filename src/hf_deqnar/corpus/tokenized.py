@@ -65,10 +65,21 @@ def tokenize_pairs(
         ]
         return {"input_ids": sides[0], "labels": sides[1], "fate": fates}
 
-    settings = [str(max_length), str(canvas), tokenizer.backend_tokenizer.to_str()]
+    settings = [str(max_length), str(canvas), rules_of(tokenizer)]
     fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
     tokenized = map_once(texts, tokenize, fingerprint, cache)
     return usable(tokenized, max_length, fingerprint)
+
+
+def rules_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Everything that decides how a tokenizer cuts a text. Slow ones keep that to themselves, and some of them have
+    other rules for targets, so they are not trained with."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ValueError(
+            f"Training needs a fast tokenizer, and {type(tokenizer).__name__} is a slow one; without --tokenizer a new "
+            "one is trained."
+        )
+    return tokenizer.backend_tokenizer.to_str()
 
 
 def map_once(
