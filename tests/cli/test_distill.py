@@ -115,6 +115,7 @@ def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
         ([*whole, "--teacher", str(house / "tiny"), str(house / "mute")], "mute has no tokenizer that can be loaded"),
         ([*whole, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
         ([*whole, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
+        ([*whole, "--forced_bos_token", "deu_Latn"], "tiny has no token 'deu_Latn' to begin translations with"),
         ([*whole, "--limit", "0"], "limit must be at least 1"),
         ([*whole, "--process", "2", "--processes", "2"], "process 2 is not one of 2"),
         ([*whole, "--beams", "2"], "'--beams' is not understood"),

@@ -87,6 +87,8 @@ def test_another_corpus_teacher_or_option_is_refused_and_nothing_is_touched(teac
         ({"pairs": corpus()[::-1]}, "begun with corpus="),
         ({"teacher": changed}, "begun with teacher="),
         ({"options": dataclasses.replace(OPTIONS, num_beams=3)}, "begun with num_beams=2, but now it is 3"),
+        ({"options": dataclasses.replace(OPTIONS, source_prefix="to German: ")}, "begun with source_prefix="),
+        ({"options": dataclasses.replace(OPTIONS, forced_bos_token="<s>")}, "begun with forced_bos_token=None"),
         ({"options": dataclasses.replace(OPTIONS, backend="ctranslate2")}, "begun with backend=transformers"),
     ]:
         arguments = {**same, **difference}

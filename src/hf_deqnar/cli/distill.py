@@ -3,6 +3,8 @@
     hf-deqnar distill --teacher runs/teacher --data train.jsonl.gz --source en --target de --output distilled.jsonl.gz
     hf-deqnar distill --teacher runs/tiny runs/base --data train.jsonl.gz --source en --target de \\
         --output candidates.jsonl.gz
+    hf-deqnar distill --teacher google-t5/t5-small --source_prefix "translate English to German: " …
+    hf-deqnar distill --teacher facebook/nllb-200-distilled-600M --forced_bos_token deu_Latn …
     hf-deqnar distill --tune_gamma candidates.jsonl.gz --references validation.jsonl.gz --source en --target de
 
 With several teachers the output has a column of candidates for `--objective dynamic_kd+…`, and each teacher has a file
@@ -81,6 +83,7 @@ def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
     """Distil, and print what came out."""
     from ..corpus.distillation import distill, distill_candidates
     from ..corpus.reading import read_parallel
+    from ..corpus.teachers import id_of_token
     from .loading import check_model
 
     if not arguments.teacher or arguments.data is None or arguments.output is None:
@@ -88,7 +91,9 @@ def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
     if len(set(arguments.teacher)) < len(arguments.teacher):
         raise ValueError("A teacher is named twice; its translations would be the same.")
     for name in arguments.teacher:  # the last one's turn may come days later
-        check_model(name)
+        tokenizer = check_model(name)
+        if how.forced_bos_token is not None:
+            id_of_token(tokenizer, how.forced_bos_token, name)
     pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
     settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
     teachers = load_teachers(arguments)
