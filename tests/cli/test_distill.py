@@ -119,6 +119,9 @@ def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
         ([*whole, "--limit", "0"], "limit must be at least 1"),
         ([*whole, "--process", "2", "--processes", "2"], "process 2 is not one of 2"),
         ([*whole, "--beams", "2"], "'--beams' is not understood"),
+        ([*whole, "--references", "r.jsonl"], "references has no effect without tune_gamma"),
+        ([*names, "--tune_gamma", "c.jsonl", "--process", "0"], "process has no effect with tune_gamma"),
+        ([*names, "--tune_gamma", "c.jsonl", "--num_beams", "2"], "num_beams has no effect with tune_gamma"),
         ([*names, "--tune_gamma", "c.jsonl"], "--tune_gamma needs --references"),
     ]:
         assert main(["distill", *arguments]) == 1, arguments
@@ -126,6 +129,14 @@ def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
         assert line.startswith("hf-deqnar distill: ")
         assert message in line
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_is_no_number_is_one_readable_line(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "first")
+    assert main(["distill", "--source", "en", "--target", "de"]) == 1
+    assert last_line(capsys) == (
+        "hf-deqnar distill: RANK='first' in the environment is not a number; unset it, or give --process and --processes."
+    )
 
 
 def test_gamma_is_tuned_only_on_the_sentences_the_candidates_were_made_for(house, tmp_path, capsys):

@@ -178,6 +178,8 @@ def test_ctranslate2_refuses_what_it_cannot_run(tokenizer, teacher, tmp_path, mo
 def test_options_are_checked():
     for fields, message in [
         ({"num_beams": 0}, "num_beams must be at least 1, not 0"),
+        ({"length_penalty": float("nan")}, "length_penalty must be a number, not nan"),
+        ({"num_beams": 1, "length_penalty": 2.0}, "length_penalty=2.0 has no effect on one beam; raise num_beams"),
         ({"shard_sentences": -1}, "shard_sentences must be at least 1"),
         ({"backend": "fairseq"}, "backend 'fairseq' is unknown; choose transformers or ctranslate2"),
     ]:

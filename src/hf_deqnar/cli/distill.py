@@ -16,7 +16,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from .loading import train_extra
@@ -56,15 +56,25 @@ class DistillationArguments:
     def __post_init__(self) -> None:
         if self.source == self.target:
             raise ValueError(f"source and target are both '{self.source}'; they are the names of two columns.")
-        for name in ("teacher", "data", "output", "limit"):
-            if self.tune_gamma is not None and getattr(self, name):
+        for name in ("teacher", "data", "output", "limit", "device", "process", "processes"):
+            if self.tune_gamma is not None and getattr(self, name) not in (None, []):
                 raise ValueError(f"{name} has no effect with tune_gamma, which translates nothing.")
+        if self.references is not None and self.tune_gamma is None:
+            raise ValueError("references has no effect without tune_gamma.")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1, not {self.limit}.")
         if self.process is None:
-            self.process = int(os.environ.get("RANK", "0"))
+            self.process = whole_number("RANK", 0)
         if self.processes is None:
-            self.processes = int(os.environ.get("WORLD_SIZE", "1"))
+            self.processes = whole_number("WORLD_SIZE", 1)
+
+
+def whole_number(variable: str, otherwise: int) -> int:
+    """Of the environment, as torchrun sets it."""
+    text = os.environ.get(variable, str(otherwise))
+    if not text.isdecimal():
+        raise ValueError(f"{variable}='{text}' in the environment is not a number; unset it, or give --process and --processes.")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -74,6 +84,9 @@ def run(options: argparse.Namespace) -> None:
     kinds = (DistillationArguments, TeacherOptions)
     arguments, how = parse_arguments(kinds, options.arguments, "hf-deqnar distill")
     if arguments.tune_gamma is not None:
+        for entry in fields(how):
+            if getattr(how, entry.name) != entry.default:
+                raise ValueError(f"{entry.name} has no effect with tune_gamma, which translates nothing.")
         tune(arguments)
     else:
         translate(arguments, how)

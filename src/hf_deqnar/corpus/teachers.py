@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -68,6 +69,10 @@ class TeacherOptions:
                 raise ValueError(f"{entry.name} must be at least 1, not {value}.")
         if self.backend not in BACKENDS:
             raise ValueError(f"backend '{self.backend}' is unknown; choose {' or '.join(BACKENDS)}.")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty must be a number, not {self.length_penalty}.")
+        if self.num_beams == 1 and self.length_penalty != 1:
+            raise ValueError(f"length_penalty={self.length_penalty} has no effect on one beam; raise num_beams.")
         if self.backend == "transformers" and self.compute_type != "float32":
             raise ValueError(f"compute_type={self.compute_type} has no effect on backend transformers.")
 

@@ -15,6 +15,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # absent, or damaged in any way
         raise ValueError(f"{name} has no tokenizer that can be loaded; save it there with save_pretrained.") from error
+    except ImportError as error:  # sentencepiece, for some
+        raise ImportError(f"The tokenizer of {name} needs more packages: {' '.join(str(error).split())}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -246,7 +246,7 @@ def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
         raise FileNotFoundError(f"There is no settings file {path}.")
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold name: value entries.")
