@@ -134,9 +134,7 @@ def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
 def test_a_rank_that_is_no_number_is_one_readable_line(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "first")
     assert main(["distill", "--source", "en", "--target", "de"]) == 1
-    assert last_line(capsys) == (
-        "hf-deqnar distill: RANK='first' in the environment is not a number; unset it, or give --process and --processes."
-    )
+    assert last_line(capsys).startswith("hf-deqnar distill: RANK='first' in the environment is not a number;")
 
 
 def test_gamma_is_tuned_only_on_the_sentences_the_candidates_were_made_for(house, tmp_path, capsys):

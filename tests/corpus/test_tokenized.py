@@ -63,6 +63,13 @@ def test_a_second_call_reads_what_the_first_has_kept(tokenizer, tmp_path):
     assert changed.fingerprint != first.fingerprint
 
 
+def test_what_is_no_text_is_named_by_its_place(tokenizer, tmp_path):
+    for bad in (Pair("\ud800", ["x"]), Pair("x", ["\ud800"])):
+        for read in (tokenize_pairs, tokenize_for_validation):
+            with pytest.raises(ValueError, match="Sentence 7 of the corpus: .*not valid Unicode"):
+                read([*PAIRS, bad], tokenizer, max_length=60)
+
+
 def test_a_slow_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Training needs a fast tokenizer, and ByT5Tokenizer is a slow one; without"):
         tokenize_pairs(PAIRS, ByT5Tokenizer(), max_length=60, cache=tmp_path)

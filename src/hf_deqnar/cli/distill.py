@@ -73,7 +73,7 @@ def whole_number(variable: str, otherwise: int) -> int:
     """Of the environment, as torchrun sets it."""
     text = os.environ.get(variable, str(otherwise))
     if not text.isdecimal():
-        raise ValueError(f"{variable}='{text}' in the environment is not a number; unset it, or give --process and --processes.")
+        raise ValueError(f"{variable}='{text}' in the environment is not a number; unset it, or mend it.")
     return int(text)
 
 

@@ -21,14 +21,13 @@ from typing import Any
 from tqdm import tqdm
 from transformers.utils import logging
 
-from ..pipeline_deqnar import clean_text
 from .evaluation import repetition_rate
 from .files import read_json, write_json, write_whole
 from .locks import PATIENCE, held
 from .reading import Pair, read_parallel
 from .shards import begin, check_origin, check_still_ours, read_shard, remove_unfinished, write_shard
 from .teachers import Teacher, TeacherOptions, Translate, fingerprint_of_teacher, make_translate, translate_texts
-from .tokenized import fingerprint_of
+from .tokenized import cleaned, fingerprint_of
 
 logger = logging.get_logger(__name__)
 
@@ -80,7 +79,7 @@ def distill(
     check_ending(output)
     if not 0 <= process < processes:
         raise ValueError(f"process {process} is not one of {processes}; they are numbered from 0.")
-    check_sentences(pairs)
+    cleaned(pair.source for pair in pairs)  # everything is text, or it is said before hours of work
     manifest = {
         "corpus": fingerprint_of(pair.source for pair in pairs),
         "sentences": len(pairs),
@@ -159,15 +158,6 @@ def check_ending(output: Path) -> str:
         if output.name.endswith(ending):
             return ending
     raise ValueError(f"{output}: the output is lines of JSON, so its name should end in {' or '.join(ENDINGS)}.")
-
-
-def check_sentences(pairs: list[Pair]) -> None:
-    """Before hours of work: everything in the corpus is text."""
-    for number, pair in enumerate(pairs, start=1):
-        try:
-            clean_text(pair.source)
-        except ValueError as error:
-            raise ValueError(f"Sentence {number} of the corpus: {error}") from error
 
 
 def cut_into_shards(sentences: list[str], size: int) -> list[list[int]]:

@@ -54,8 +54,8 @@ def tokenize_pairs(
         cache: folder where the result is kept; a second call with the same texts and tokenizer reads it from there.
     """
     texts = {
-        "source": [clean_text(pair.source) for pair in pairs],
-        "target": [clean_text(pair.references[0]) for pair in pairs],
+        "source": cleaned(pair.source for pair in pairs),
+        "target": cleaned(pair.references[0] for pair in pairs),
     }
 
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
@@ -69,6 +69,17 @@ def tokenize_pairs(
     fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
     tokenized = map_once(texts, tokenize, fingerprint, cache)
     return usable(tokenized, max_length, fingerprint)
+
+
+def cleaned(texts: Iterable[str]) -> list[str]:
+    """The texts as models read them; one that is no text is named by its place in the corpus."""
+    found = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            found.append(clean_text(text))
+        except ValueError as error:
+            raise ValueError(f"Sentence {number} of the corpus: {error}") from error
+    return found
 
 
 def rules_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -126,8 +137,7 @@ def tokenize_for_validation(pairs: list[Pair], tokenizer: PreTrainedTokenizerBas
         ("input_ids", columns["source"]),
         ("labels", [references[0] for references in columns["references"]]),
     ):
-        cleaned = [clean_text(text) for text in texts]
-        columns[name] = tokenizer(cleaned, truncation=True, max_length=max_length)["input_ids"]
+        columns[name] = tokenizer(cleaned(texts), truncation=True, max_length=max_length)["input_ids"]
     return _datasets().Dataset.from_dict(columns)
 
 

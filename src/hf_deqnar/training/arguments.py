@@ -208,6 +208,11 @@ class CorpusArguments:
     max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
 
+    def __post_init__(self) -> None:
+        for name in ("train_limit", "validation_limit", "max_length"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
 
 @dataclass
 class DataArguments(CorpusArguments):
@@ -222,6 +227,7 @@ class DataArguments(CorpusArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tokenizer is not None and self.vocab_size is not None:
             raise ValueError(f"vocab_size={self.vocab_size} is for new tokenizers, but {self.tokenizer} is used.")
 

@@ -127,7 +127,10 @@ def alone_in(arguments: TranslationTrainingArguments) -> Iterator[None]:
     if not arguments.should_save:  # the main process holds it for all
         yield
         return
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"output_dir={output} cannot be made ({error.strerror}); choose another.") from error
     lock = output / "run.lock"
     with held(lock) as ours:
         if not ours:
