@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.corpus.reading import read_parallel
@@ -100,18 +101,27 @@ def test_several_teachers_gamma_and_training_on_their_candidates(house, tmp_path
     assert "Dynamic KD chooses among candidates, and" in last_line(capsys)
 
 
-def test_errors_are_one_readable_line(house, tmp_path, capsys):
+def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
+    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=400)).save_pretrained(house / "gpt")
+    make_teacher(tokenizer).model.save_pretrained(house / "mute")
     names = ["--source", "en", "--target", "de"]
     whole = ["--teacher", str(house / "tiny"), *columns(house), "--output", str(tmp_path / "out.jsonl")]
     for arguments, message in [
         (names, "--teacher, --data and --output are needed"),
         ([*whole, "--teacher", "a", "a"], "A teacher is named twice"),
         ([*whole, "--teacher", str(tmp_path / "absent")], "is neither a model directory nor a model"),
+        ([*whole, "--teacher", str(house / "tiny"), str(tmp_path / "absent")], "is neither a model directory nor a"),
+        ([*whole, "--teacher", str(house / "tiny"), str(house / "gpt")], "holds a gpt2 model, which cannot translate"),
+        ([*whole, "--teacher", str(house / "tiny"), str(house / "mute")], "mute has no tokenizer that can be loaded"),
         ([*whole, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
         ([*whole, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
+        ([*whole, "--forced_bos_token", "deu_Latn"], "tiny has no token 'deu_Latn' to begin translations with"),
         ([*whole, "--limit", "0"], "limit must be at least 1"),
         ([*whole, "--process", "2", "--processes", "2"], "process 2 is not one of 2"),
         ([*whole, "--beams", "2"], "'--beams' is not understood"),
+        ([*whole, "--references", "r.jsonl"], "references has no effect without tune_gamma"),
+        ([*names, "--tune_gamma", "c.jsonl", "--process", "0"], "process has no effect with tune_gamma"),
+        ([*names, "--tune_gamma", "c.jsonl", "--num_beams", "2"], "num_beams has no effect with tune_gamma"),
         ([*names, "--tune_gamma", "c.jsonl"], "--tune_gamma needs --references"),
     ]:
         assert main(["distill", *arguments]) == 1, arguments
@@ -119,6 +129,12 @@ def test_errors_are_one_readable_line(house, tmp_path, capsys):
         assert line.startswith("hf-deqnar distill: ")
         assert message in line
     assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_is_no_number_is_one_readable_line(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "first")
+    assert main(["distill", "--source", "en", "--target", "de"]) == 1
+    assert last_line(capsys).startswith("hf-deqnar distill: RANK='first' in the environment is not a number;")
 
 
 def test_gamma_is_tuned_only_on_the_sentences_the_candidates_were_made_for(house, tmp_path, capsys):

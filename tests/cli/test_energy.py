@@ -6,6 +6,7 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_deqnar.cli.main import main
+from hf_deqnar.corpus.locks import held
 from hf_deqnar.corpus.tokenizer import train_tokenizer
 from hf_deqnar.training.energy_trainer import EnergyTrainer
 
@@ -70,7 +71,13 @@ def test_a_run_says_what_it_gained_and_goes_on_where_it_was(run, tmp_path, setti
 
 
 def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_path, settings, capsys, monkeypatch):
+    ignored = ("max_steps", "eval_strategy", "save_strategy")
+    lines = [line for line in settings.read_text().splitlines() if not line.startswith(ignored)]
+    settings.write_text("\n".join(lines))
     flags = ["energy", str(settings), "--operator-grid", "--grid_steps", "1", "--output_dir", str(tmp_path / "grid")]
+    for flag, value in [("max_steps", "4"), ("num_train_epochs", "2.0"), ("target_operator", "SX")]:
+        assert main([*flags, f"--{flag}", value]) == 1
+        assert f"{flag}={value} has no effect on the operator grid: every pair" in capsys.readouterr().err
     trained, train = [], EnergyTrainer.train
 
     def cut_off_at_the_third(self, *rest, **options):
@@ -80,6 +87,11 @@ def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_
         return train(self, *rest, **options)
 
     monkeypatch.setattr(EnergyTrainer, "train", cut_off_at_the_third)
+    (tmp_path / "grid").mkdir()
+    with held(tmp_path / "grid" / "run.lock"):
+        assert main(flags) == 1
+    assert f"Another run is writing to {tmp_path / 'grid'};" in capsys.readouterr().err
+    assert not trained
     assert main(flags) == 1
     assert trained == [("SX", "SX"), ("SX", "STL"), ("SX", "SG")]
     assert main([*flags, "--json", str(tmp_path / "figures.json")]) == 0
@@ -95,6 +107,9 @@ def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_
     assert len({found["discrete_energy"] for found in cells.values()}) > 5
     assert main([*flags[:-3], "2", *flags[-2:]]) == 1
     assert "holds a run with max_steps=1, but now it is 2" in capsys.readouterr().err
+    (tmp_path / "grid" / "grid.json").write_text("{}")
+    assert main(flags) == 1
+    assert f"{tmp_path / 'grid' / 'grid.json'} is damaged (" in capsys.readouterr().err
 
 
 def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, tokenizer, capsys):
@@ -112,6 +127,12 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
         (["--target_operator", "STT"], "target_operator='STT' is unknown; choose one of SX, STL, SG, ST, GX."),
         (["--max_length", "100"], "max_length=100, but the teacher takes 64 tokens; lower it."),
         (["--grid_steps", "0"], "grid_steps must be at least 1, not 0."),
+        (["--grid_steps", "5"], "grid_steps=5 has no effect without --operator-grid."),
+        (["--pair_size", "big"], "pair_size=big has no effect without --student bilstm --teacher lstm."),
+        (["--train_limit", "0"], "train_limit must be at least 1, not 0."),
+        (["--validation_limit", "0"], "validation_limit must be at least 1, not 0."),
+        (["--output_dir", settings], f"output_dir={settings} cannot be made (File exists); choose another."),
+        (["--json", tmp_path], f"json={tmp_path} is a folder; name a file."),
         (["--json", "absent-folder/file.json"], "There is no folder absent-folder to write file.json into."),
     ]
     for flags, message in cases:

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer
 
 from hf_deqnar.cli.main import main
-from hf_deqnar.corpus.shards import held
+from hf_deqnar.corpus.locks import held
 
 from ..conftest import SENTENCES
 
@@ -45,6 +45,15 @@ def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(
         assert ours
         assert main(arguments) == 1
     assert f"Another run is writing to {tmp_path / 'teacher'}" in capsys.readouterr().err
+    lock = tmp_path / "teacher" / "run.lock"
+    lock.write_text("{}")
+    assert main(arguments) == 1
+    assert f"or, if there is none, remove {lock}." in capsys.readouterr().err
+    lock.unlink()
+    for content in ("", '{"settings": {', "{}"):
+        (tmp_path / "teacher" / "run.json").write_text(content)
+        assert main(arguments) == 1
+        assert f"{tmp_path / 'teacher' / 'run.json'} is damaged (" in capsys.readouterr().err
     (tmp_path / "teacher" / "run.json").unlink()
     assert main(arguments) == 1
     assert "holds a model or checkpoints of something else" in capsys.readouterr().err
@@ -52,6 +61,17 @@ def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(
 
 def test_few_positions_are_enough_for_validation(arguments):
     assert main([*arguments, "--config", "d_model=32", "max_position_embeddings=32", "--max_length", "30"]) == 0
+
+
+def test_a_slow_tokenizer_is_one_readable_line(arguments, tmp_path, capsys):
+    slow = ByT5Tokenizer(bos_token="<s>", extra_special_tokens=["<mask>", "<blank>"])
+    slow.save_pretrained(tmp_path / "slow")
+    place = arguments.index("--vocab_size")
+    arguments[place : place + 2] = ["--tokenizer", str(tmp_path / "slow")]
+    for verb in ("teacher", "train"):
+        flags = [flag for flag in arguments[1:] if verb == "teacher" or flag not in ("--size", "tiny")]
+        assert main([verb, *flags]) == 1
+        assert "Training needs a fast tokenizer, and ByT5Tokenizer is a slow one" in capsys.readouterr().err
 
 
 def test_bad_settings_are_one_readable_line(arguments, capsys):

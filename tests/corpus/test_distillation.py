@@ -60,7 +60,13 @@ def test_a_finished_output_is_left_as_it_is(teacher, tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "translate_texts", None)
     assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == first
     assert output.stat().st_mtime_ns == before
-    (tmp_path / "out.jsonl.statistics.json").unlink()
+    statistics = tmp_path / "out.jsonl.statistics.json"
+    for content in ("", "{", "{}"):
+        statistics.write_text(content)
+        with pytest.raises(ValueError, match="out.jsonl.statistics.json is damaged .*; remove it and start again"):
+            distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS)
+        assert statistics.read_text() == content
+    statistics.unlink()
     assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == first
 
 
@@ -81,12 +87,25 @@ def test_another_corpus_teacher_or_option_is_refused_and_nothing_is_touched(teac
         ({"pairs": corpus()[::-1]}, "begun with corpus="),
         ({"teacher": changed}, "begun with teacher="),
         ({"options": dataclasses.replace(OPTIONS, num_beams=3)}, "begun with num_beams=2, but now it is 3"),
+        ({"options": dataclasses.replace(OPTIONS, source_prefix="to German: ")}, "begun with source_prefix="),
+        ({"options": dataclasses.replace(OPTIONS, forced_bos_token="<s>")}, "begun with forced_bos_token=None"),
         ({"options": dataclasses.replace(OPTIONS, backend="ctranslate2")}, "begun with backend=transformers"),
     ]:
         arguments = {**same, **difference}
         with pytest.raises(ValueError, match=message):
             distill(arguments.pop("pairs"), arguments.pop("teacher"), output, **arguments, **COLUMNS)
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_start_that_failed_does_not_hold_the_output_to_its_settings(teacher, tokenizer, tmp_path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
+    fast = dataclasses.replace(OPTIONS, backend="ctranslate2")
+    wrong, unknown = make_teacher(tokenizer, "wrong", 1.0), dataclasses.replace(fast, compute_type="int7")
+    with pytest.raises(ValueError, match="cannot use compute_type=int7"):
+        distill(corpus(), wrong, tmp_path / "out.jsonl", options=unknown, **COLUMNS)
+    for name in ("out.jsonl", "afresh.jsonl"):
+        distill(corpus(), teacher, tmp_path / name, options=fast, **COLUMNS)
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "afresh.jsonl").read_bytes()
 
 
 def test_only_missing_and_damaged_shards_are_made_again(teacher, tmp_path, monkeypatch):

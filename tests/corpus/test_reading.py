@@ -56,6 +56,7 @@ def test_several_references(tmp_path):
         ("a.jsonl", b'{"en": "x", "de": "y"}\n\xff\n', "a.jsonl, line 2: not valid UTF-8 at byte 1"),
         ("a.tsv", b"en\tde\nx\ty\tz\n", "a.tsv, line 2: 3 columns, but the first line names 2"),
         ("a.csv", b"en,de\nx\n", "a.csv, line 2: 1 columns, but the first line names 2"),
+        ("a.csv", b'en,de\nx,"y\n' + b"z" * 200_000, "a.csv, line 3: not valid CSV .field larger"),
         ("a.pdf", b"x", "unknown kind of file"),
     ],
 )

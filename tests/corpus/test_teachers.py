@@ -54,6 +54,50 @@ def test_rows_count_tokens_without_special_ones_and_know_what_was_cut(teacher, t
         assert row["target_tokens"] == len(teacher.tokenizer(row["text"])["input_ids"]) - 1 or "\ufffd" in row["text"]
 
 
+def test_a_source_prefix_stands_before_every_sentence(teacher, tmp_path):
+    teacher.model.double()
+    options = dataclasses.replace(OPTIONS, source_prefix="Where is: ", max_length=16)
+    sentences = ["A man.", "", "horse " * 40]
+    translate = make_translate(teacher, options, tmp_path)
+    rows = translate_texts(teacher, translate, sentences, options)
+    bare = dataclasses.replace(options, source_prefix="")
+    written_out = translate_texts(teacher, translate, [f"Where is: {text}" for text in sentences], bare)
+    assert [row["text"] for row in rows] == [written_out[0]["text"], "", written_out[2]["text"]]
+    without = translate_texts(teacher, translate, sentences, bare)
+    assert rows[0]["text"] != without[0]["text"]
+    assert rows[0]["source_tokens"] == without[0]["source_tokens"]
+    assert rows[1]["source_tokens"] == 0
+    assert [row["cut"] for row in rows] == [False, False, True]
+    long = dataclasses.replace(options, source_prefix="Where is " * 20)
+    with pytest.raises(ValueError, match="source_prefix has .* runs/teacher reads at most 16 .*: no room"):
+        translate_texts(teacher, translate, sentences, long)
+
+
+@pytest.mark.parametrize("backend", ["transformers", "ctranslate2"])
+def test_translations_begin_with_the_forced_token(teacher, tmp_path, backend):
+    pytest.importorskip(backend, reason=f"{backend} is an extra")
+    sources = [teacher.tokenizer(pair.source)["input_ids"] for pair in corpus()[:20]]
+    forced = teacher.tokenizer.convert_tokens_to_ids("<mask>")
+    options = dataclasses.replace(OPTIONS, forced_bos_token="<mask>", backend=backend)
+    found = make_translate(teacher, options, tmp_path)(sources)
+    expected = [
+        teacher.model.generate(
+            torch.tensor([row]), num_beams=2, max_new_tokens=12, forced_bos_token_id=forced, do_sample=False
+        )[0].tolist()
+        for row in sources
+    ]
+
+    def words(rows):
+        return [[token for token in row if token > 5] for row in rows]
+
+    same = sum(first == second for first, second in zip(words(found), words(expected), strict=True))
+    assert same > 0.9 * len(sources)
+    assert all(forced in row[:2] for row in found)
+    for token in ("de_DE", ""):
+        with pytest.raises(ValueError, match=f"runs/teacher has no token '{token}' to begin translations with"):
+            make_translate(teacher, dataclasses.replace(options, forced_bos_token=token), tmp_path)
+
+
 def test_batches_keep_to_the_budget(teacher, tmp_path):
     translate, sizes = make_translate(teacher, OPTIONS, tmp_path), []
 
@@ -134,6 +178,8 @@ def test_ctranslate2_refuses_what_it_cannot_run(tokenizer, teacher, tmp_path, mo
 def test_options_are_checked():
     for fields, message in [
         ({"num_beams": 0}, "num_beams must be at least 1, not 0"),
+        ({"length_penalty": float("nan")}, "length_penalty must be a number, not nan"),
+        ({"num_beams": 1, "length_penalty": 2.0}, "length_penalty=2.0 has no effect on one beam; raise num_beams"),
         ({"shard_sentences": -1}, "shard_sentences must be at least 1"),
         ({"backend": "fairseq"}, "backend 'fairseq' is unknown; choose transformers or ctranslate2"),
     ]:

@@ -1,5 +1,7 @@
 import pytest
+from transformers import ByT5Tokenizer
 
+from hf_deqnar.corpus.candidates import tokenize_candidates
 from hf_deqnar.corpus.reading import Pair
 from hf_deqnar.corpus.tokenized import KEPT, NO_CANVAS, fate_of, tokenize_for_validation, tokenize_pairs
 
@@ -59,6 +61,20 @@ def test_a_second_call_reads_what_the_first_has_kept(tokenizer, tmp_path):
     changed = tokenize_pairs([*PAIRS[:-1], Pair("Other.", ["Anders."])], counting, max_length=60, cache=tmp_path)
     assert counting.calls > calls
     assert changed.fingerprint != first.fingerprint
+
+
+def test_what_is_no_text_is_named_by_its_place(tokenizer, tmp_path):
+    for bad in (Pair("\ud800", ["x"]), Pair("x", ["\ud800"])):
+        for read in (tokenize_pairs, tokenize_for_validation):
+            with pytest.raises(ValueError, match="Sentence 7 of the corpus: .*not valid Unicode"):
+                read([*PAIRS, bad], tokenizer, max_length=60)
+
+
+def test_a_slow_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Training needs a fast tokenizer, and ByT5Tokenizer is a slow one; without"):
+        tokenize_pairs(PAIRS, ByT5Tokenizer(), max_length=60, cache=tmp_path)
+    with pytest.raises(ValueError, match="Training needs a fast tokenizer, and ByT5Tokenizer"):
+        tokenize_candidates(PAIRS, [["a", "b"]] * len(PAIRS), ByT5Tokenizer(), max_length=60, cache=tmp_path)
 
 
 def test_a_corpus_of_which_nothing_is_left_is_an_error(tokenizer, tmp_path):

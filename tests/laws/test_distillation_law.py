@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hf_deqnar.corpus import distillation, shards
+from hf_deqnar.corpus import distillation, locks
 from hf_deqnar.corpus.distillation import distill
 
 from ..corpus.conftest import COLUMNS, OPTIONS, corpus, make_teacher
@@ -121,7 +121,7 @@ def test_the_work_of_one_that_is_killed_is_taken_over_by_another_that_runs(teach
     wait_for(lambda: lock.exists())
     other = start(teacher, output, tmp_path / "log1", 0, process=1, processes=2)
     wait_for(lambda: (tmp_path / "log1").exists() and len((tmp_path / "log1").read_text().split()) == 5)
-    time.sleep(2 * shards.PATIENCE)
+    time.sleep(2 * locks.PATIENCE)
     assert other.is_alive()  # it waits for the one that is not done
     assert not output.exists()
     os.kill(stuck.pid, signal.SIGKILL)

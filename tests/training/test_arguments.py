@@ -82,11 +82,12 @@ def test_what_makes_no_sense_is_refused(flags, message):
         ("objektive: ce\n", "'objektive' is not a setting"),
         ("- a\n- b\n", "must hold name: value entries"),
         ("a: [1\n", "is not valid YAML"),
+        (b"\xff\xfe", "settings.yaml is not valid YAML"),
     ],
 )
 def test_a_settings_file_is_checked(tmp_path, text, message):
     file = tmp_path / "settings.yaml"
-    file.write_text(text)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=message):
         parse_arguments(KINDS, [str(file)])
     with pytest.raises(FileNotFoundError, match="There is no settings file"):

@@ -3,6 +3,8 @@
     hf-deqnar distill --teacher runs/teacher --data train.jsonl.gz --source en --target de --output distilled.jsonl.gz
     hf-deqnar distill --teacher runs/tiny runs/base --data train.jsonl.gz --source en --target de \\
         --output candidates.jsonl.gz
+    hf-deqnar distill --teacher google-t5/t5-small --source_prefix "translate English to German: " …
+    hf-deqnar distill --teacher facebook/nllb-200-distilled-600M --forced_bos_token deu_Latn …
     hf-deqnar distill --tune_gamma candidates.jsonl.gz --references validation.jsonl.gz --source en --target de
 
 With several teachers the output has a column of candidates for `--objective dynamic_kd+…`, and each teacher has a file
@@ -14,7 +16,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from .loading import train_extra
@@ -54,15 +56,25 @@ class DistillationArguments:
     def __post_init__(self) -> None:
         if self.source == self.target:
             raise ValueError(f"source and target are both '{self.source}'; they are the names of two columns.")
-        for name in ("teacher", "data", "output", "limit"):
-            if self.tune_gamma is not None and getattr(self, name):
+        for name in ("teacher", "data", "output", "limit", "device", "process", "processes"):
+            if self.tune_gamma is not None and getattr(self, name) not in (None, []):
                 raise ValueError(f"{name} has no effect with tune_gamma, which translates nothing.")
+        if self.references is not None and self.tune_gamma is None:
+            raise ValueError("references has no effect without tune_gamma.")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1, not {self.limit}.")
         if self.process is None:
-            self.process = int(os.environ.get("RANK", "0"))
+            self.process = whole_number("RANK", 0)
         if self.processes is None:
-            self.processes = int(os.environ.get("WORLD_SIZE", "1"))
+            self.processes = whole_number("WORLD_SIZE", 1)
+
+
+def whole_number(variable: str, otherwise: int) -> int:
+    """Of the environment, as torchrun sets it."""
+    text = os.environ.get(variable, str(otherwise))
+    if not text.isdecimal():
+        raise ValueError(f"{variable}='{text}' in the environment is not a number; unset it, or mend it.")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -72,6 +84,9 @@ def run(options: argparse.Namespace) -> None:
     kinds = (DistillationArguments, TeacherOptions)
     arguments, how = parse_arguments(kinds, options.arguments, "hf-deqnar distill")
     if arguments.tune_gamma is not None:
+        for entry in fields(how):
+            if getattr(how, entry.name) != entry.default:
+                raise ValueError(f"{entry.name} has no effect with tune_gamma, which translates nothing.")
         tune(arguments)
     else:
         translate(arguments, how)
@@ -81,11 +96,17 @@ def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
     """Distil, and print what came out."""
     from ..corpus.distillation import distill, distill_candidates
     from ..corpus.reading import read_parallel
+    from ..corpus.teachers import id_of_token
+    from .loading import check_model
 
     if not arguments.teacher or arguments.data is None or arguments.output is None:
         raise ValueError("--teacher, --data and --output are needed; hf-deqnar distill --help says what they are.")
     if len(set(arguments.teacher)) < len(arguments.teacher):
         raise ValueError("A teacher is named twice; its translations would be the same.")
+    for name in arguments.teacher:  # the last one's turn may come days later
+        tokenizer = check_model(name)
+        if how.forced_bos_token is not None:
+            id_of_token(tokenizer, how.forced_bos_token, name)
     pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
     settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
     teachers = load_teachers(arguments)

@@ -28,10 +28,18 @@ TAKES_ALL = True  # its flags are those of dataclasses, which are imported when 
 def run(options: argparse.Namespace) -> None:
     with train_extra("Training"):
         from ..training.arguments import CorpusArguments, parse_arguments
-        from ..training.energy_run import EnergyArguments, make_recurrent_pair, operator_grid, set_up, train_energy
+        from ..training.energy_run import (
+            EnergyArguments,
+            check_effects,
+            make_recurrent_pair,
+            operator_grid,
+            set_up,
+            train_energy,
+        )
         from ..training.energy_trainer import EnergyTrainingArguments
     kinds = (EnergyArguments, CorpusArguments, EnergyTrainingArguments)
     names, data, arguments = parse_arguments(kinds, options.arguments, "hf-deqnar energy")
+    check_effects(names, arguments)
     if names.student == "bilstm":
         names = make_recurrent_pair(names, data, arguments)
     said = logging.get_verbosity()

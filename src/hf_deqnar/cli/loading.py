@@ -5,15 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
+
+from ..corpus.tokenizer import load_tokenizer
 
 
 @contextmanager
@@ -25,8 +27,8 @@ def train_extra(what: str) -> Iterator[None]:
         raise ImportError(f"{what} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
 
 
-def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub."""
+def check_model(name: str) -> PreTrainedTokenizerBase:
+    """Find a seq2seq model in order, all but its weights; its tokenizer."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     path = Path(name)
@@ -35,25 +37,34 @@ def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, P
     try:
         config = AutoConfig.from_pretrained(name)
     except OSError as error:
+        if path.is_dir():
+            raise OSError(f"{path / 'config.json'} is damaged; save the model there again.") from error
         raise OSError(f"{name} is neither a model directory nor a model that the hub offers.") from error
-    except ValueError as error:
+    except (ValueError, StrictDataclassError) as error:
         raise ValueError(f"{name}: {' '.join(str(error).split())[:200]}") from error
     if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
         raise ValueError(f"{name} holds a {config.model_type} model, which cannot translate; name a seq2seq model.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{name} has no tokenizer that can be loaded; save it there with save_pretrained.") from error
-    try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
-    except SafetensorError as error:
-        raise ValueError(f"The weights of {name} are damaged: {error}") from error
+    tokenizer = load_tokenizer(name)
     vocabulary = config.get_text_config(decoder=True).vocab_size
     if len(tokenizer) > vocabulary:
         raise ValueError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens but the model only {vocabulary}; "
             "they do not belong together."
         )
+    return tokenizer
+
+
+def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub."""
+    tokenizer = check_model(name)
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
+    except SafetensorError as error:
+        raise ValueError(f"The weights of {name} are damaged: {error}") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(f"The weights of {name} are not those that its config.json describes.") from error
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return model.to(device), tokenizer

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ..pipeline_deqnar import clean_text
 from .evaluation import sentence_bleu
 from .reading import Pair, read_parallel
-from .tokenized import KEPT, TokenizedPairs, fate_of, fingerprint_of, map_once, usable
+from .tokenized import KEPT, TokenizedPairs, cleaned, fate_of, fingerprint_of, map_once, rules_of, usable
 
 COLUMN = "candidates"
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 31))
@@ -64,8 +64,8 @@ def tokenize_candidates(
         processes: how many share that.
     """
     texts = {
-        "source": [clean_text(pair.source) for pair in pairs],
-        "target": [clean_text(pair.references[0]) for pair in pairs],
+        "source": cleaned(pair.source for pair in pairs),
+        "target": cleaned(pair.references[0] for pair in pairs),
         COLUMN: [list(map(clean_text, several)) for several in candidates],
     }
 
@@ -87,7 +87,7 @@ def tokenize_candidates(
                 columns[name].append(value)
         return columns
 
-    settings = [COLUMN, str(max_length), str(canvas), tokenizer.backend_tokenizer.to_str()]
+    settings = [COLUMN, str(max_length), str(canvas), rules_of(tokenizer)]
     written = (
         text for row in zip(*texts.values(), strict=True) for text in (row[0], row[1], str(len(row[2])), *row[2])
     )

@@ -21,12 +21,13 @@ from typing import Any
 from tqdm import tqdm
 from transformers.utils import logging
 
-from ..pipeline_deqnar import clean_text
 from .evaluation import repetition_rate
+from .files import read_json, write_json, write_whole
+from .locks import PATIENCE, held
 from .reading import Pair, read_parallel
-from .shards import PATIENCE, begin, check_origin, held, read_shard, remove_unfinished, write_shard, write_whole
+from .shards import begin, check_origin, check_still_ours, read_shard, remove_unfinished, write_shard
 from .teachers import Teacher, TeacherOptions, Translate, fingerprint_of_teacher, make_translate, translate_texts
-from .tokenized import fingerprint_of
+from .tokenized import cleaned, fingerprint_of
 
 logger = logging.get_logger(__name__)
 
@@ -78,7 +79,7 @@ def distill(
     check_ending(output)
     if not 0 <= process < processes:
         raise ValueError(f"process {process} is not one of {processes}; they are numbered from 0.")
-    check_sentences(pairs)
+    cleaned(pair.source for pair in pairs)  # everything is text, or it is said before hours of work
     manifest = {
         "corpus": fingerprint_of(pair.source for pair in pairs),
         "sentences": len(pairs),
@@ -97,10 +98,11 @@ def distill(
         rows = in_order(work.shards, [rows for _, rows in found])
         figures = statistics(rows, sum(head["seconds"] for head, _ in found))
         figures = {"teacher": teacher.name, "options": asdict(options), **figures}
-        write_whole(statistics_path(output), [json.dumps(figures, indent=2, ensure_ascii=False)], folder)
+        write_json(statistics_path(output), figures, folder)
         lines = ({source: pair.source, target: row["text"]} for pair, row in zip(pairs, rows, strict=True))
         write_whole(output, (json.dumps(line, ensure_ascii=False) for line in lines), folder)
-    return json.loads(statistics_path(output).read_text(encoding="utf-8"))
+    remedy = "remove it and start again, and it is made anew"
+    return read_json(statistics_path(output), "teacher", "sentences", remedy=remedy)
 
 
 def distill_candidates(
@@ -158,15 +160,6 @@ def check_ending(output: Path) -> str:
     raise ValueError(f"{output}: the output is lines of JSON, so its name should end in {' or '.join(ENDINGS)}.")
 
 
-def check_sentences(pairs: list[Pair]) -> None:
-    """Before hours of work: everything in the corpus is text."""
-    for number, pair in enumerate(pairs, start=1):
-        try:
-            clean_text(pair.source)
-        except ValueError as error:
-            raise ValueError(f"Sentence {number} of the corpus: {error}") from error
-
-
 def cut_into_shards(sentences: list[str], size: int) -> list[list[int]]:
     """Numbers of the sentences of every shard, from the longest sentences to the shortest."""
     order = sorted(range(len(sentences)), key=lambda number: (-len(sentences[number]), number))
@@ -203,6 +196,7 @@ def finish(work: Work, process: int = 0, processes: int = 1) -> None:
 
 def make_shard(work: Work, number: int, translate: Translate) -> None:
     """Translate one shard and write it down; its lock is ours."""
+    check_still_ours(work.folder, work.fingerprint)
     path = work.path(number)
     if path.is_file():
         logger.warning(f"{path} is damaged and is made again.")

@@ -86,7 +86,10 @@ def _read_tsv(path: Path, source: str, target: str) -> Iterator[Pair]:
 
 def _read_csv(path: Path, source: str, target: str) -> Iterator[Pair]:
     reader = csv.reader(line for _, line in _lines(path))
-    yield from _read_table(((reader.line_num, row) for row in reader), source, target, path)
+    try:
+        yield from _read_table(((reader.line_num, row) for row in reader), source, target, path)
+    except csv.Error as error:  # a quote that is never closed, say, so that all that follows is one cell
+        raise ValueError(f"{path}, line {reader.line_num}: not valid CSV ({error}).") from error
 
 
 def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str, path: Path) -> Iterator[Pair]:

@@ -1,153 +1,20 @@
 """Work in pieces that processes share through a folder: claimed by locks, written whole or not at all.
 
 A folder has a `manifest.json` that says what is made in it, `00000.jsonl` and so on for finished pieces, and for a
-piece at work `00000.lock`. A lock names its process and is touched while that works, so that others tell a worker from
-a corpse.
+piece at work `00000.lock`.
 """
 
-import contextlib
-import gzip
 import hashlib
 import json
-import os
-import platform
-import threading
-import time
-import uuid
-from collections.abc import Iterable, Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
-HEARTBEAT = 10.0  # seconds between two touches of a lock
-SILENCE = 120.0  # seconds without one after which its owner is taken for dead, wherever it runs
-PATIENCE = 0.2  # seconds between two looks at what others do
+from .files import not_written, read_json, write_json, write_whole
+from .locks import awaited, is_held
+
 MANIFEST = "manifest.json"
-
-# A process that is started again, in a container say, may have the number of the one before; this it has alone.
-PROCESS = uuid.uuid4().hex
-
-
-def write_whole(path: Path, lines: Iterable[str], folder: Path | None = None) -> None:
-    """Write lines of text, gzipped if the name says so; the file has its name only when all of it is on the disk.
-
-    Equal lines give equal bytes: nothing of the time or the name goes into the compressed file.
-
-    Args:
-        folder: where the unfinished file lies until then, on the same disk; beside the finished one by default.
-    """
-    unfinished = (folder or path.parent) / f"{path.name}.{uuid.uuid4().hex}.unfinished"
-    try:
-        with open(unfinished, "wb") as file:
-            packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else contextlib.nullcontext(file)
-            with packed as stream:
-                for line in lines:
-                    stream.write(line.encode("utf-8") + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise _not_written(path, error) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _not_written(path: Path, error: OSError) -> OSError:
-    return OSError(
-        f"{path} could not be written ({error.strerror or error}); all that was finished is intact. Mend that and "
-        "start again: it goes on where it was."
-    )
-
-
-@contextlib.contextmanager
-def held(lock: Path) -> Iterator[bool]:
-    """Try to take a lock, and say whether it is ours; it is kept alive and in the end given back."""
-    owner = _take(lock)
-    if owner is None:
-        yield False
-        return
-    finished = threading.Event()
-    heart = threading.Thread(target=_beat, args=(lock, finished), daemon=True)
-    heart.start()
-    try:
-        yield True
-    finally:
-        finished.set()
-        heart.join()
-        if _read(lock) == owner:
-            lock.unlink(missing_ok=True)
-
-
-def _take(lock: Path) -> str | None:
-    """What is written in the lock, if it could be taken."""
-    _remove_if_abandoned(lock)
-    owner = json.dumps({"host": platform.node(), "pid": os.getpid(), "process": PROCESS})
-    try:
-        descriptor = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-    except FileExistsError:
-        return None
-    except OSError as error:
-        raise _not_written(lock, error) from error
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(owner)
-    except OSError as error:
-        lock.unlink(missing_ok=True)
-        raise _not_written(lock, error) from error
-    return owner
-
-
-def _beat(lock: Path, finished: threading.Event) -> None:
-    while not finished.wait(HEARTBEAT):
-        with contextlib.suppress(FileNotFoundError):  # taken over by one that thought us dead; both write the same
-            os.utime(lock)
-
-
-def _remove_if_abandoned(lock: Path) -> None:
-    """Take a dead process's lock away. It is moved first, so that of several who see it dead one removes it."""
-    seen = _read(lock)
-    if seen is None or not _abandoned(lock, seen):
-        return
-    aside = lock.with_name(f"{lock.name}.{uuid.uuid4().hex}.abandoned")
-    try:
-        os.rename(lock, aside)
-    except FileNotFoundError:  # another was faster
-        return
-    if _read(aside) != seen and not lock.exists():  # another was faster and has a lock of its own: give it back
-        os.rename(aside, lock)
-    aside.unlink(missing_ok=True)
-
-
-def _read(lock: Path) -> str | None:
-    try:
-        return lock.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-
-
-def _abandoned(lock: Path, text: str) -> bool:
-    try:
-        silent = time.time() - lock.stat().st_mtime
-        owner = json.loads(text)
-    except FileNotFoundError:  # given back just now
-        return False
-    except json.JSONDecodeError:  # being written, or its writer died over it
-        return silent > SILENCE
-    return silent > SILENCE or (owner["host"] == platform.node() and not _runs(owner["pid"], owner["process"]))
-
-
-def _runs(pid: int, process: str) -> bool:
-    """Whether a process of this machine is alive."""
-    if pid == os.getpid():
-        return process == PROCESS
-    if os.name == "nt":  # where signal 0 would end it
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # alive, and somebody else's
-        return True
-    return True
+MANIFEST_LOCK = "manifest.lock"
 
 
 def folder_of(output: Path) -> Path:
@@ -165,7 +32,8 @@ def check_origin(output: Path) -> None:
 def begin(output: Path, manifest: dict[str, Any]) -> tuple[Path, str]:
     """Open the folder in which `output` is made; the folder, and the fingerprint of its manifest.
 
-    The manifest says everything that decides the result. If work was begun before, it must have been the same.
+    The manifest says everything that decides the result. What was begun goes on only as it began; but if no piece was
+    finished and nobody is at work, as after a start that failed, it begins anew.
     """
     check_origin(output)
     folder = folder_of(output)
@@ -173,28 +41,52 @@ def begin(output: Path, manifest: dict[str, Any]) -> tuple[Path, str]:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise _not_written(folder, error) from error
-    while not path.is_file():
-        with held(folder / "manifest.lock") as ours:
-            if ours and not path.is_file():
-                write_whole(path, [json.dumps(manifest, indent=2, ensure_ascii=False)])
-        if not ours:
-            time.sleep(PATIENCE)
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged; choose another output or remove {folder}.") from error
-    _check_same(output, before, json.loads(json.dumps(manifest)))
-    return folder, hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
+        raise not_written(folder, error) from error
+    manifest = json.loads(json.dumps(manifest))
+    with awaited(folder / MANIFEST_LOCK):
+        before = _read_manifest(path) if path.is_file() else None
+        if before is not None and before != manifest:
+            _check_nothing_made(output, before, manifest)
+            _remove_leftovers(folder)
+        if before != manifest:
+            write_json(path, manifest)
+    return folder, _fingerprint(manifest)
 
 
-def _check_same(output: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    for name in now:
-        if before.get(name) != now[name]:
-            raise ValueError(
-                f"{output} was begun with {name}={before.get(name)}, but now it is {now[name]}; choose another output, "
-                f"go on as it began, or remove {folder_of(output)}."
-            )
+def check_still_ours(folder: Path, fingerprint: str) -> None:
+    """For who holds the lock of a piece: until then, others could still begin anew with other settings."""
+    with awaited(folder / MANIFEST_LOCK):
+        if _fingerprint(_read_manifest(folder / MANIFEST)) != fingerprint:
+            raise ValueError(f"Another run with other settings has begun in {folder}; choose another output.")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    return read_json(path, remedy=f"choose another output or remove {path.parent}")
+
+
+def _fingerprint(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _check_nothing_made(output: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    folder = folder_of(output)
+    at_work = (lock for lock in folder.glob("*.lock") if lock.name != MANIFEST_LOCK and is_held(lock))
+    if not output.exists() and not any(folder.glob("*.jsonl")) and not any(at_work):
+        return
+    name = next(name for name in {**now, **before} if before.get(name) != now.get(name))
+    raise ValueError(
+        f"{output} was begun with {name}={before.get(name)}, but now it is {now.get(name)}; choose another output, "
+        f"go on as it began, or remove {folder}."
+    )
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a start that failed has left, a converted teacher say, is not for the next one."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (MANIFEST, MANIFEST_LOCK):
+            path.unlink()
 
 
 def write_shard(path: Path, fingerprint: str, rows: list[dict[str, Any]], **figures: Any) -> None:

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
+import math
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..pipeline_deqnar import clean_text, longest_source
-from .shards import PATIENCE, held
+from .locks import awaited
 from .tokenized import within_budget
 
 # A batch of token ids → the token ids of its translations
@@ -43,6 +43,16 @@ class TeacherOptions:
     max_length: int = field(
         default=256, metadata={"help": "Most tokens of a translation; longer sources are cut to it, and counted."}
     )
+    source_prefix: str = field(
+        default="", metadata={"help": "What stands before every source: 'translate English to German: ' for T5."}
+    )
+    forced_bos_token: str | None = field(
+        default=None,
+        metadata={
+            "help": "Token with which every translation begins, such as the language of a many-language model: "
+            "deu_Latn for NLLB, de_DE for mBART, __de__ for M2M100. Unset: as the teacher's own settings say."
+        },
+    )
     batch_tokens: int = field(default=4096, metadata={"help": "Most rows × longest source of a batch."})
     shard_sentences: int = field(
         default=500, metadata={"help": "Sentences of a piece of work; a crash costs no more than one piece."}
@@ -59,8 +69,23 @@ class TeacherOptions:
                 raise ValueError(f"{entry.name} must be at least 1, not {value}.")
         if self.backend not in BACKENDS:
             raise ValueError(f"backend '{self.backend}' is unknown; choose {' or '.join(BACKENDS)}.")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty must be a number, not {self.length_penalty}.")
+        if self.num_beams == 1 and self.length_penalty != 1:
+            raise ValueError(f"length_penalty={self.length_penalty} has no effect on one beam; raise num_beams.")
         if self.backend == "transformers" and self.compute_type != "float32":
             raise ValueError(f"compute_type={self.compute_type} has no effect on backend transformers.")
+
+
+def id_of_token(tokenizer: PreTrainedTokenizerBase, token: str, name: str) -> int:
+    """The number of a token of the teacher with this name."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    if found is None or (found == tokenizer.unk_token_id and token != tokenizer.unk_token):
+        raise ValueError(
+            f"{name} has no token '{token}' to begin translations with; forced_bos_token is written as its tokenizer "
+            "writes it, deu_Latn for NLLB say, or __de__ for M2M100."
+        )
+    return found
 
 
 def fingerprint_of_teacher(teacher: Teacher) -> str:
@@ -93,15 +118,23 @@ def translate_texts(
     """
     tokenizer, special = teacher.tokenizer, set(teacher.tokenizer.all_special_ids)
     longest = min(options.max_length, longest_source(teacher.model.config) or options.max_length)
+    prefix = tokenizer(options.source_prefix.rstrip())["input_ids"] if options.source_prefix else []
+    if len(prefix) >= longest:
+        raise ValueError(
+            f"source_prefix has {len(prefix)} tokens, and {teacher.name} reads at most {longest} (max_length is "
+            f"{options.max_length}): no room is left for a sentence."
+        )
     texts = [clean_text(sentence) for sentence in sentences]
+    texts = [options.source_prefix + text if text else "" for text in texts]
     whole = [tokenizer(text)["input_ids"] if text else [] for text in texts]
     sources = [
         tokenizer(text, truncation=True, max_length=longest)["input_ids"] if len(tokens) > longest else tokens
         for text, tokens in zip(texts, whole, strict=True)
     ]
+    counts = [max(0, _count(source, special) - _count(prefix, special)) for source in sources]
     rows = [
-        {"text": "", "source_tokens": _count(source, special), "target_tokens": 0, "cut": len(tokens) > longest}
-        for source, tokens in zip(sources, whole, strict=True)
+        {"text": "", "source_tokens": count, "target_tokens": 0, "cut": len(tokens) > longest}
+        for count, tokens in zip(counts, whole, strict=True)
     ]
     lengths = list(map(len, sources))
     order = sorted((place for place, text in enumerate(texts) if text), key=lambda place: (-lengths[place], place))
@@ -130,6 +163,8 @@ def _with_transformers(teacher: Teacher, options: TeacherOptions, folder: Path) 
     settings |= {"max_length": None, "num_return_sequences": 1, "return_dict_in_generate": False}
     if options.num_beams > 1:
         settings["length_penalty"] = options.length_penalty
+    if options.forced_bos_token is not None:
+        settings["forced_bos_token_id"] = id_of_token(teacher.tokenizer, options.forced_bos_token, teacher.name)
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
         padded = teacher.tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(model.device)
@@ -166,6 +201,8 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
     never = [*(generation.bad_words_ids or []), *([token] for token in generation.suppress_tokens or [])]
     suppressed = [tokenizer.convert_ids_to_tokens(words) for words in never]
     first = generation.forced_bos_token_id  # of many-language models: the language to translate into
+    if options.forced_bos_token is not None:
+        first = id_of_token(tokenizer, options.forced_bos_token, teacher.name)
     prefix = None if first is None else tokenizer.convert_ids_to_tokens([first])
     # transformers puts the end that such models are forced to into the last place; here it comes on top
     longest = _longest_translation(teacher.model, options) - (generation.forced_eos_token_id is not None)
@@ -191,15 +228,12 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
 def _converted(teacher: Teacher, folder: Path) -> Path:
     """The teacher's converted copy, made by whoever comes first."""
     copy = folder / "ctranslate2"
-    while not copy.is_dir():
-        with held(folder / "ctranslate2.lock") as ours:
-            if ours and not copy.is_dir():
-                unfinished = folder / "ctranslate2.unfinished"
-                shutil.rmtree(unfinished, ignore_errors=True)
-                _convert(teacher, unfinished)
-                unfinished.rename(copy)
-        if not ours:
-            time.sleep(PATIENCE)
+    with awaited(folder / "ctranslate2.lock"):
+        if not copy.is_dir():
+            unfinished = folder / "ctranslate2.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _convert(teacher, unfinished)
+            unfinished.rename(copy)
     return copy
 
 

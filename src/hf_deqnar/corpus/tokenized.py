@@ -54,8 +54,8 @@ def tokenize_pairs(
         cache: folder where the result is kept; a second call with the same texts and tokenizer reads it from there.
     """
     texts = {
-        "source": [clean_text(pair.source) for pair in pairs],
-        "target": [clean_text(pair.references[0]) for pair in pairs],
+        "source": cleaned(pair.source for pair in pairs),
+        "target": cleaned(pair.references[0] for pair in pairs),
     }
 
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
@@ -65,10 +65,32 @@ def tokenize_pairs(
         ]
         return {"input_ids": sides[0], "labels": sides[1], "fate": fates}
 
-    settings = [str(max_length), str(canvas), tokenizer.backend_tokenizer.to_str()]
+    settings = [str(max_length), str(canvas), rules_of(tokenizer)]
     fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
     tokenized = map_once(texts, tokenize, fingerprint, cache)
     return usable(tokenized, max_length, fingerprint)
+
+
+def cleaned(texts: Iterable[str]) -> list[str]:
+    """The texts as models read them; one that is no text is named by its place in the corpus."""
+    found = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            found.append(clean_text(text))
+        except ValueError as error:
+            raise ValueError(f"Sentence {number} of the corpus: {error}") from error
+    return found
+
+
+def rules_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Everything that decides how a tokenizer cuts a text. Slow ones keep that to themselves, and some of them have
+    other rules for targets, so they are not trained with."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ValueError(
+            f"Training needs a fast tokenizer, and {type(tokenizer).__name__} is a slow one; without --tokenizer a new "
+            "one is trained."
+        )
+    return tokenizer.backend_tokenizer.to_str()
 
 
 def map_once(
@@ -115,8 +137,7 @@ def tokenize_for_validation(pairs: list[Pair], tokenizer: PreTrainedTokenizerBas
         ("input_ids", columns["source"]),
         ("labels", [references[0] for references in columns["references"]]),
     ):
-        cleaned = [clean_text(text) for text in texts]
-        columns[name] = tokenizer(cleaned, truncation=True, max_length=max_length)["input_ids"]
+        columns[name] = tokenizer(cleaned(texts), truncation=True, max_length=max_length)["input_ids"]
     return _datasets().Dataset.from_dict(columns)
 
 

@@ -3,10 +3,20 @@
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # In this order, so that their ids are the defaults of DeqNarConfig.
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<blank>"]
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that was saved beside a model, or alone."""
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # absent, or damaged in any way
+        raise ValueError(f"{name} has no tokenizer that can be loaded; save it there with save_pretrained.") from error
+    except ImportError as error:  # sentencepiece, for some
+        raise ImportError(f"The tokenizer of {name} needs more packages: {' '.join(str(error).split())}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

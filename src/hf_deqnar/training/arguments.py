@@ -208,6 +208,11 @@ class CorpusArguments:
     max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
 
+    def __post_init__(self) -> None:
+        for name in ("train_limit", "validation_limit", "max_length"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
 
 @dataclass
 class DataArguments(CorpusArguments):
@@ -222,6 +227,7 @@ class DataArguments(CorpusArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tokenizer is not None and self.vocab_size is not None:
             raise ValueError(f"vocab_size={self.vocab_size} is for new tokenizers, but {self.tokenizer} is used.")
 
@@ -252,7 +258,7 @@ def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
         raise FileNotFoundError(f"There is no settings file {path}.")
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold name: value entries.")

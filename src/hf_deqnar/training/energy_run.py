@@ -1,7 +1,7 @@
 """A whole run of ENGINE, and its grid of operators; `hf-deqnar energy` and `scripts/train_energy.py` call them."""
 
 import copy
-import json
+import itertools
 import time
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from ..corpus.evaluation import Translations, score
+from ..corpus.files import write_json
 from ..corpus.reading import Pair, read_parallel
 from ..corpus.teachers import Teacher, fingerprint_of_teacher
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of
@@ -33,13 +34,12 @@ from .run import (
     begin_or_go_on,
     check_same_run,
     prepare,
-    read_json,
+    read_run,
     settings_of,
     tokenize,
     train,
     train_and_save,
     validation_set,
-    write_json,
 )
 from .teacher import SIZES, TeacherArguments, train_teacher
 from .translation_trainer import GENERATED_TOGETHER
@@ -47,6 +47,18 @@ from .translation_trainer import GENERATED_TOGETHER
 GRID = "grid.json"
 DECISIVE = f"decoder_input_operator target_operator temperature forbid_early_end max_nfe {OPTIMISATION}"
 FIGURES = ("discrete_energy", "energy", "reference_length_bleu", "bleu", "chrf", "length_ratio")
+
+
+# What the grid sets itself, so that a user's choice of it would be ignored, and why.
+SET_BY_THE_GRID = {
+    "max_steps": "every pair is trained for grid_steps updates",
+    "num_train_epochs": "every pair is trained for grid_steps updates",
+    "decoder_input_operator": "every pair of operators is trained",
+    "target_operator": "every pair of operators is trained",
+    "eval_strategy": "every pair is measured once, at its end",
+    "early_stopping_patience": "every pair is measured once, at its end",
+    "save_strategy": "only figures are kept",
+}
 
 
 @dataclass
@@ -84,6 +96,36 @@ class EnergyArguments:
             raise FileNotFoundError(
                 f"There is no folder {Path(self.json).parent} to write {Path(self.json).name} into."
             )
+        if self.json is not None and Path(self.json).is_dir():
+            raise IsADirectoryError(f"json={self.json} is a folder; name a file.")
+
+
+def check_effects(names: EnergyArguments, arguments: EnergyTrainingArguments) -> None:
+    """Refuse what a run as it was asked for would ignore."""
+    for entry in fields(names):
+        value = getattr(names, entry.name)
+        needed = None
+        if entry.name == "grid_steps" and not names.operator_grid:
+            needed = "--operator-grid"
+        if entry.name.startswith("pair_") and names.student != "bilstm":
+            needed = "--student bilstm --teacher lstm"
+        if needed is not None and value != entry.default:
+            raise ValueError(f"{entry.name}={value} has no effect without {needed}.")
+    if names.operator_grid:
+        check_grid(arguments)
+
+
+def check_grid(arguments: EnergyTrainingArguments) -> None:
+    """Refuse what the grid would ignore."""
+    for entry in fields(arguments):
+        value = getattr(arguments, entry.name)
+        if entry.name in SET_BY_THE_GRID and value != entry.default:
+            value = getattr(value, "value", value)
+            raise ValueError(
+                f"{entry.name}={value} has no effect on the operator grid: {SET_BY_THE_GRID[entry.name]}. Leave it out."
+            )
+    if arguments.world_size > 1:
+        raise ValueError(f"The grid is trained by one process, not by {arguments.world_size}.")
 
 
 @dataclass
@@ -181,13 +223,13 @@ def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[s
         settings = {**settings_of(arguments, DECISIVE), **setting.identity()}
         checkpoint = begin_or_go_on(arguments, settings, say)
         trainer = setting.trainer(arguments, setting.student)
-        run = Path(arguments.output_dir) / SETTINGS
-        if "student" not in read_json(run):
+        output = Path(arguments.output_dir)
+        if "student" not in read_run(output):
             given = measure(trainer, "given")
             if arguments.should_save:
-                write_json(run, {**read_json(run), "student": given})
+                write_json(output / SETTINGS, {**read_run(output), "student": given})
         else:
-            given = read_json(run)["student"]
+            given = read_run(output)["student"]
         train_and_save(trainer, checkpoint, say)
         return {"student": given, "result": measure(trainer, "result")}
 
@@ -197,8 +239,7 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
 
     Figures are kept in the folder as soon as a pair is done; a pair that was cut off is trained again.
     """
-    if arguments.world_size > 1:
-        raise ValueError(f"The grid is trained by one process, not by {arguments.world_size}.")
+    check_grid(arguments)
     say = prepare(arguments)
     say(f"{setting.train.describe()}.")
     output = Path(arguments.output_dir)
@@ -212,24 +253,21 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
     shared = " ".join(name for name in DECISIVE.split() if not name.endswith("_operator"))
     settings = {**settings_of(arguments, f"max_steps {shared}"), **setting.identity()}
     grid = {"settings": settings, "student": None, "cells": {}}
-    if (output / GRID).is_file():
-        check_same_run(output, settings, GRID)
-        grid = json.loads((output / GRID).read_text(encoding="utf-8"))
-    output.mkdir(parents=True, exist_ok=True)
-    if grid["student"] is None:
-        grid["student"] = measure(setting.trainer(arguments, copy.deepcopy(setting.student)), "given")
-        write_json(output / GRID, grid)
-    for fed in OPERATORS:
-        for compared in OPERATORS:
+    with alone_in(arguments):
+        if (output / GRID).is_file():
+            grid = {**grid, **check_same_run(output, settings, GRID)}
+        if grid["student"] is None:
+            grid["student"] = measure(setting.trainer(arguments, copy.deepcopy(setting.student)), "given")
+            write_json(output / GRID, grid)
+        for fed, compared in itertools.product(OPERATORS, OPERATORS):
             name = f"{fed} {compared}"
             if name in grid["cells"]:
                 continue
             operators = {"decoder_input_operator": fed, "target_operator": compared}
             trainer = setting.trainer(replace(arguments, **operators), copy.deepcopy(setting.student))
             trainer.train()
-            grid["cells"][name] = measure(trainer, "cell")
+            grid["cells"][name] = found = measure(trainer, "cell")
             write_json(output / GRID, grid)
-            found = grid["cells"][name]
             say(f"{name}: energy {found['discrete_energy']:.2f}, BLEU {found['reference_length_bleu']:.2f}")
     return grid
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers import (
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -23,10 +22,11 @@ from transformers.utils import logging
 
 from ..configuration_deqnar import DeqNarConfig
 from ..corpus.candidates import read_candidates, tokenize_candidates
+from ..corpus.files import read_json, write_json
+from ..corpus.locks import held
 from ..corpus.reading import Pair, read_parallel
-from ..corpus.shards import held, write_whole
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
-from ..corpus.tokenizer import train_tokenizer
+from ..corpus.tokenizer import load_tokenizer, train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.objective import Objective, check_objective
 from ..objectives.targets import dynamically_distilled
@@ -127,10 +127,17 @@ def alone_in(arguments: TranslationTrainingArguments) -> Iterator[None]:
     if not arguments.should_save:  # the main process holds it for all
         yield
         return
-    output.mkdir(parents=True, exist_ok=True)
-    with held(output / "run.lock") as ours:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"output_dir={output} cannot be made ({error.strerror}); choose another.") from error
+    lock = output / "run.lock"
+    with held(lock) as ours:
         if not ours:
-            raise ValueError(f"Another run is writing to {output}; wait for it, or choose another output_dir.")
+            raise ValueError(
+                f"Another run is writing to {output}; wait for it, choose another output_dir, or, if there is none, "
+                f"remove {lock}."
+            )
         yield
 
 
@@ -172,7 +179,7 @@ def begin_or_go_on(
 def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Callable[[str], None]) -> None:
     """Train or go on, and save; a run that has finished is left as it is."""
     output = Path(trainer.args.output_dir)
-    if read_json(output / SETTINGS)["finished"]:
+    if read_run(output)["finished"]:
         say(f"{output} holds the finished run; nothing is left to train.")
         trainer._load_from_checkpoint(str(output))
         return
@@ -185,7 +192,7 @@ def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Cal
     except WRITING_ERRORS as error:
         raise OSError(f"The model could not be written to {output} ({error}); its checkpoints are intact.") from error
     if trainer.args.should_save:
-        write_json(output / SETTINGS, {**read_json(output / SETTINGS), "finished": True})
+        write_json(output / SETTINGS, {**read_run(output), "finished": True})
 
 
 def read_training_data(
@@ -217,19 +224,14 @@ def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], out
     texts = [text for pair in pairs for text in (pair.source, pair.references[0])]
     origin = {"vocab_size": vocabulary, "texts": fingerprint_of(texts)}
     if name is None and (folder / ORIGIN).is_file():
-        if read_json(folder / ORIGIN) == origin:
+        if read_json(folder / ORIGIN, remedy=f"remove {folder}, and it is made anew") == origin:
             name = str(folder)
         elif get_last_checkpoint(str(output)) is not None:
             raise ValueError(
                 f"{folder} was trained on other texts or for another vocab_size; choose another output_dir."
             )
     if name is not None:
-        try:
-            return AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{name} has no tokenizer that can be loaded; save it there with save_pretrained."
-            ) from error
+        return load_tokenizer(name)
     tokenizer = train_tokenizer(texts, vocabulary)
     unfinished = output / "_tokenizer"
     tokenizer.save_pretrained(unfinished)
@@ -288,11 +290,11 @@ def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS)
     path = output / file
     if not path.is_file():
         raise ValueError(f"{output} holds a model or checkpoints of something else; choose another output_dir.")
-    run = read_json(path)
+    run = read_run(output, file)
     before = run["settings"]
     for name, value in json.loads(json.dumps(settings)).items():
         if before.get(name) != value:
-            if isinstance(value, dict):
+            if isinstance(value, dict) and isinstance(before.get(name), dict):
                 name, value, before = next(
                     (key, value.get(key), before[name])
                     for key in sorted({*value, *before[name]})
@@ -305,20 +307,13 @@ def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS)
     return run
 
 
+def read_run(output: Path, file: str = SETTINGS) -> dict[str, Any]:
+    """What a run, or a grid of runs, has written down about itself."""
+    names = ("settings", "processes", "finished") if file == SETTINGS else ("settings",)
+    return read_json(output / file, *names, remedy=f"choose another output_dir, or remove {output}")
+
+
 def settings_of(arguments: TranslationTrainingArguments, names: str) -> dict[str, Any]:
     """The named fields; an enumeration by its value."""
     values = {name: getattr(arguments, name) for name in names.split()}
     return {name: getattr(value, "value", value) for name, value in values.items()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}); choose another folder, or remove what is in it.") from error
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    write_whole(path, [json.dumps(values, indent=2, ensure_ascii=False)])

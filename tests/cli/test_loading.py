@@ -1,0 +1,47 @@
+"""Models that were saved badly: every damage is a line that names what is damaged."""
+
+import json
+import shutil
+
+import pytest
+
+from hf_deqnar.cli.loading import check_model, load_model
+
+from ..corpus.conftest import make_teacher
+
+
+@pytest.fixture
+def damaged(tokenizer, tmp_path):
+    """A model of which one file is overwritten, or has some of its entries changed."""
+    whole = tmp_path / "whole"
+    make_teacher(tokenizer).model.save_pretrained(whole)
+    tokenizer.save_pretrained(whole)
+
+    def damage(file: str, text: str | None = None, **fields) -> str:
+        shutil.copytree(whole, tmp_path / "damaged", dirs_exist_ok=True)
+        path = tmp_path / "damaged" / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}) if text is None else text)
+        return str(path.parent)
+
+    return damage
+
+
+def test_all_but_the_weights_is_checked_without_them(damaged):
+    for file, text, fields, message in [
+        ("config.json", "", {}, "config.json is damaged; save the model there again."),
+        ("config.json", '{"model', {}, "config.json is damaged"),
+        ("config.json", None, {"d_model": "wide"}, "damaged: Validation error for field 'd_model'"),
+        ("config.json", None, {"decoder_vocab_size": 300}, "the tokenizer has 400 tokens but the model only 300"),
+        ("tokenizer.json", "{}", {}, "damaged has no tokenizer that can be loaded"),
+        ("tokenizer.json", '{"version', {}, "damaged has no tokenizer that can be loaded"),
+        ("tokenizer_config.json", "", {}, "damaged has no tokenizer that can be loaded"),
+    ]:
+        with pytest.raises((OSError, ValueError), match=message) as caught:
+            check_model(damaged(file, text, **fields))
+        assert "\n" not in str(caught.value)
+    assert len(check_model(damaged("model.safetensors", "not read"))) == 400
+
+
+def test_weights_of_another_size_are_one_line(damaged):
+    with pytest.raises(ValueError, match="damaged are not those that its config.json describes"):
+        load_model(damaged("config.json", None, d_model=64), "cpu")
