@@ -1,4 +1,4 @@
-"""`hf-deqnar ladder`: climbed by real commands, stopped and gone on with, and every mistake told before it costs hours."""
+"""`hf-deqnar ladder`: climbed by real commands, stopped and gone on with; mistakes are told before they cost hours."""
 
 import copy
 import json

@@ -28,6 +28,19 @@ def dead_process() -> int:
     return process.pid
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux tells")
+def test_a_process_that_has_ended_but_was_not_waited_for_is_dead(lock):
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    process.stdout.read()  # until it closes its output
+    deadline = time.monotonic() + 10
+    while not locks._is_zombie(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    write_lock(lock, pid=process.pid, process="another")
+    with held(lock) as ours:
+        assert ours
+    process.wait()
+
+
 def test_only_one_holds_a_lock_and_gives_it_back(lock):
     with held(lock) as first, held(lock) as second:
         assert first

@@ -39,18 +39,19 @@ import json
 import math
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
 
 from ..benchmarks.common import machine, markdown_table
-from ..corpus.shards import held, write_whole
+from ..corpus.files import read_json, write_json, write_whole
+from ..corpus.locks import held
 from .loading import train_extra
 from .report import load_figure
 
@@ -113,7 +114,9 @@ class Ladder:
     def figures(self, name: str) -> dict[str, Any] | None:
         """What is known of a rung that was trained; None of others."""
         path = self.file(name, "json")
-        return read_json(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        return read_json(path, "recipe", "settings", "decodings", remedy="remove it, and it is made again")
 
     def done(self, name: str) -> bool:
         """Whether it is trained and every decoding is evaluated as it is written now."""
@@ -247,8 +250,7 @@ def make_rungs(name: str, entry: dict[str, Any], defaults: dict[str, Any], path:
         return [Rung(name, entry["verb"], settings, **shown)]
     names = [name, *(f"{name}.seed{seed}" for seed in seeds[1:])]
     return [
-        Rung(one, entry["verb"], {**settings, "seed": seed}, **shown)
-        for one, seed in zip(names, seeds, strict=True)
+        Rung(one, entry["verb"], {**settings, "seed": seed}, **shown) for one, seed in zip(names, seeds, strict=True)
     ]
 
 
@@ -353,7 +355,7 @@ def evaluate(ladder: Ladder, rung: Rung, decoding: dict[str, Any]) -> dict[str, 
     file = ladder.file(rung.name, "evaluation")
     flags = [flag for key, value in ladder.test.items() for flag in (f"--{key}", str(ladder.fill(value)))]
     command(ladder, rung, ["evaluate", system, *flags, "--json", str(file)])
-    figures = read_json(file)["systems"][system]
+    figures = json.loads(file.read_text(encoding="utf-8"))["systems"][system]
     file.unlink()
     return {"system": system, **figures}
 
@@ -375,11 +377,12 @@ def command(ladder: Ladder, rung: Rung, arguments: list[str]) -> None:
 def training_figures(ladder: Ladder, rung: Rung) -> dict[str, Any]:
     """Updates, processor time and size, from what the run has left."""
     if rung.verb == "distill":
-        return {"statistics": read_json(Path(f"{ladder.result(rung.name)}.statistics.json"))}
+        statistics = Path(f"{ladder.result(rung.name)}.statistics.json")
+        return {"statistics": json.loads(statistics.read_text(encoding="utf-8"))}
     from safetensors import safe_open
 
     folder = ladder.result(rung.name)
-    state = read_json(folder / "trainer_state.json")
+    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     with safe_open(folder / "model.safetensors", "pt") as weights:
         sizes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118, it is not a dict
     return {
@@ -434,17 +437,6 @@ def difference(ladder: Ladder, rung: Rung, old: dict[str, Any]) -> str:
     return "a rung that it needs has changed"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, and what it held is made again.") from error
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    write_whole(path, [json.dumps(values, indent=2, ensure_ascii=False)])
-
-
 # ---- Showing
 
 
@@ -484,13 +476,13 @@ def cell(figures: list[dict[str, Any]], key: str, form: str) -> str:
     values = [one[key] for one in figures if key in one]
     if not values:
         return ""
-    mean = form.format(statistics.mean(values))
+    mean = form.format(fmean(values))
     return mean if len(values) == 1 or key != "bleu" else f"{mean} ({', '.join(map(form.format, values))})"
 
 
 def cost(found: list[dict[str, Any]]) -> list[str]:
     """Size, updates and processor time of training."""
-    mean = {key: statistics.mean(one[key] for one in found) for key in ("parameters", "updates", "cpu_seconds")}
+    mean = {key: fmean(one[key] for one in found) for key in ("parameters", "updates", "cpu_seconds")}
     return [f"{mean['parameters'] / 1e6:.2f} M", f"{mean['updates']:,.0f}", f"{mean['cpu_seconds'] / 60:.0f}"]
 
 

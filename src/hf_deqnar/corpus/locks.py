@@ -139,4 +139,13 @@ def _runs(pid: int, process: str) -> bool:
         return False
     except PermissionError:  # alive, and somebody else's
         return True
-    return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended but its parent, often a container's first process, has not asked how."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux, or gone by now
+        return False
+    return text.rpartition(")")[2].split()[0] == "Z"
