@@ -118,6 +118,22 @@ def test_a_random_budget_is_drawn_anew():
     assert drawn == {1, 2, 3, 4, 5, 6}
 
 
+def test_a_glance_has_a_budget_of_its_own(monkeypatch):
+    model, budgets = small_model(tol=1e-30, max_nfe=6), []
+    refine = model.model.refine
+
+    def record(*arguments, **options):
+        found = refine(*arguments, **options)
+        budgets.append(int(found.nfe.max()))
+        return found
+
+    monkeypatch.setattr(model.model, "refine", record)
+    for glance, most, expected in ((None, None, [6, 6]), (2, None, [2, 6]), (2, 4, [2, 4]), (9, 4, [4, 4])):
+        budgets.clear()
+        parse_objective("glat", glance_nfe=glance)(model, batch(), max_nfe=most)
+        assert budgets == expected
+
+
 def test_order_agnostic_training_starts_with_the_plain_order():
     log_probabilities = torch.randn(2, 3, 9).log_softmax(dim=-1)
     labels, lengths = torch.tensor([[6, 7, 8], [8, 7, 6]]), torch.tensor([3, 3])

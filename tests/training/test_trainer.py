@@ -322,6 +322,8 @@ def test_what_cannot_be_trained_is_refused_at_the_start(make_trainer, tokenizer)
         DeqNarTrainer(trainer.model, arguments, train_dataset=trainer.train_dataset, processing_class=tokenizer)
     with pytest.raises(ValueError, match="correction=0.5 has no effect: a stacked model seeks no equilibrium"):
         make_trainer(model={"refinement": "stacked"}, correction=0.5)
+    with pytest.raises(ValueError, match="glance_nfe=2 has no effect: objective 'ctc' does not look first"):
+        make_trainer(objective="ctc", glance_nfe=2)
     with pytest.raises(ValueError, match="'dynamic_kd.ctc' needs a column of candidates; there are number, input_ids"):
         make_trainer(objective="dynamic_kd+ctc")
     with pytest.raises(ValueError, match="compute_metrics has no effect"):

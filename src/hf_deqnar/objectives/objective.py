@@ -59,6 +59,8 @@ class Objective:
         initial: weight of the distance between the first evaluation and the equilibrium.
         jacobian: weight of the Jacobian penalty.
         random_nfe: solve with a random number of evaluations, 1 to the model's `max_nfe`.
+        glance_nfe: most evaluations of the solve that only finds out what the model says unseen; those of any other
+            solve if None. A few are enough to see which words are wrong.
         gamma, beta: of Dynamic KD; one γ per candidate. The defaults are those of the paper for teachers of the sizes
             tiny, small, base and big, and the raw target.
     """
@@ -73,6 +75,7 @@ class Objective:
     initial: float = 0.0
     jacobian: float = 0.0
     random_nfe: bool = False
+    glance_nfe: int | None = None
     gamma: tuple[float, ...] = (0.7, 0.6, 1.3, 1.5, 2.3)
     beta: float = 0.2
 
@@ -163,12 +166,14 @@ class Objective:
         blank_canvas = core.masked_canvas(canvas_lengths, labels.shape[1] if config.length == "predict" else None)
         canvas_mask = core.check_canvas(blank_canvas, None)
         projected = core.project(seen)
-        if not self._looks_first(config):
+        if not self.looks_first(config):
             written = blank_canvas if config.length == "ctc" else labels.clamp_min(0)
             revealed = self.input(written, canvas_mask, None, progress, generator)
             return Proxy(labels, revealed, torch.where(revealed, written, blank_canvas), canvas_mask, seen, projected)
 
         own = OwnWords.of(labels, config.blank_token_id)
+        if self.glance_nfe is not None:
+            max_nfe = min(self.glance_nfe, config.max_nfe if max_nfe is None else max_nfe)
         reading = read_unseen(model, blank_canvas, canvas_mask, seen, source_mask, own.words, max_nfe, projected)
         places = self.target(own.labels, lengths, reading.log_probabilities, 0, progress)
         labels = own.tokens(places)
@@ -222,7 +227,7 @@ class Objective:
         chosen = choose_candidates(torch.stack(losses, dim=1), batch["similarity"], gamma, self.beta)
         return candidates[torch.arange(len(candidates), device=chosen.device), chosen]
 
-    def _looks_first(self, config: DeqNarConfig) -> bool:
+    def looks_first(self, config: DeqNarConfig) -> bool:
         """Whether the model is asked what it says unseen, before anything is chosen or revealed."""
         if needs_prediction(self.input) or self.target not in (reference, dynamically_distilled):
             return True

@@ -113,6 +113,10 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
     max_nfe: int | None = field(
         default=None, metadata={"help": "Most evaluations of a solve while training; the model's own if unset."}
     )
+    glance_nfe: int | None = field(
+        default=None,
+        metadata={"help": "Most evaluations of a solve that only looks what to reveal; as any other's if unset."},
+    )
     denoising_steps: int | None = field(
         default=None,
         metadata={
@@ -146,7 +150,7 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
             )
         if self.gamma is not None and "dynamic_kd" not in words:
             raise ValueError(f"gamma has no effect on objective '{self.objective}'; it is for dynamic_kd.")
-        self.check_at_least(1, "max_nfe")
+        self.check_at_least(1, "max_nfe", "glance_nfe")
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
         if not 0 < self.correction_share <= 1:
             raise ValueError(f"correction_share must be above 0 and at most 1, not {self.correction_share}.")

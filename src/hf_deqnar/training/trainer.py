@@ -25,18 +25,22 @@ class DeqNarTrainer(TranslationTrainer):
         self.objective = objective_of(args)
         check_objective(self.objective, model.config)
         if model.config.refinement == "stacked":
-            for name in ("correction", "initial", "jacobian", "random_nfe", "denoising_steps", "max_nfe"):
+            for name in ("correction", "initial", "jacobian", "random_nfe", "denoising_steps", "max_nfe", "glance_nfe"):
                 if getattr(args, name):
                     raise ValueError(
                         f"{name}={getattr(args, name)} has no effect: a stacked model seeks no equilibrium."
                     )
+        if args.glance_nfe is not None and not self.objective.looks_first(model.config):
+            raise ValueError(
+                f"glance_nfe={args.glance_nfe} has no effect: objective '{args.objective}' does not look first."
+            )
         columns = getattr(options.get("train_dataset"), "column_names", None)
         if self.objective.target is dynamically_distilled and columns is not None and "candidates" not in columns:
             raise ValueError(
                 f"objective '{args.objective}' needs a column of candidates; there are {', '.join(columns)}."
             )
         # Validation is told nothing that training is told for its own good.
-        self.validation_objective = replace(self.objective, label_smoothing=0.0, random_nfe=False)
+        self.validation_objective = replace(self.objective, label_smoothing=0.0, random_nfe=False, glance_nfe=None)
         self.denoising_objective = replace(self.objective, input=masked)
         model.config.objective = args.objective
         super().__init__(model, args, **options)
@@ -78,7 +82,7 @@ class DeqNarTrainer(TranslationTrainer):
 
 def objective_of(args: DeqNarTrainingArguments) -> Objective:
     """The objective that the arguments describe."""
-    names = ("correction", "correction_share", "initial", "jacobian", "random_nfe", "beta")
+    names = ("correction", "correction_share", "initial", "jacobian", "random_nfe", "glance_nfe", "beta")
     settings = {name: getattr(args, name) for name in names}
     if args.gamma is not None:
         settings["gamma"] = tuple(args.gamma)
