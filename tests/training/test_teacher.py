@@ -47,6 +47,18 @@ def test_the_sizes_are_those_of_the_paper(size, tokenizer):
     assert config.dropout == (0.1 if size in ("tiny", "small") else 0.3)
 
 
+def test_what_every_layer_adds_is_small_at_first(tokenizer):
+    torch.manual_seed(0)
+    config = teacher_config("tiny", tokenizer)
+    model = make_teacher(config, tokenizer)
+    plain = MarianMTModel(config)
+    for name, weight in model.named_parameters():
+        usual = plain.get_parameter(name)
+        if weight.dim() == 2 and "embed_positions" not in name:
+            adds = name.endswith(("out_proj.weight", "fc2.weight"))
+            assert float(weight.std() / usual.std()) == pytest.approx(0.1 if adds else 1.0, rel=0.05), name
+
+
 @pytest.mark.parametrize("architecture", ["marian", "lstm"])
 def test_the_loss_is_the_models_own(tokenizer, tmp_path, architecture):
     trainer = make(tokenizer, tmp_path, architecture)
