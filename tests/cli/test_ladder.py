@@ -171,6 +171,9 @@ def test_a_rung_that_fails_leaves_the_others_alone(house, in_process, capsys, tm
         ("rungs/implicit/like", "implicit", "rung 'implicit' is like itself"),
         ("rungs/distilled/curve", [1], "rung 'distilled': a corpus is not decoded"),
         ("rungs/data", {"verb": "train"}, "'data' cannot be a rung's name"),
+        ("rungs/stacked/title", "the teacher", "rungs 'teacher' and 'stacked' have the same title"),
+        ("rungs/teacher/decode", {"beam 5": 5}, "rung 'teacher': decode must hold options of generate by a name"),
+        ("rungs", ["teacher"], "rungs must hold name: value entries"),
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(house, in_process, capsys, path, value, message):

@@ -180,12 +180,16 @@ def read_ladder(path: Path, data: Path, output: Path) -> Ladder:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     check_keys(content, KEYS, str(path), needed=("test", "source", "target", "rungs"))
     entries = content["rungs"]
+    check_keys(entries, tuple(entries or ()), f"{path}: rungs")
+    titles: dict[str, str] = {}
     rungs: dict[str, Rung] = {}
     for name in entries:
         if not re.fullmatch(r"[\w.+-]+", str(name)) or name == "data":
             raise ValueError(f"{path}: '{name}' cannot be a rung's name; use letters, digits, '-', '+' and '.'.")
         for rung in make_rungs(name, inherit(entries, name, path), content.get("defaults") or {}, path):
             rungs[rung.name] = rung
+        if titles.setdefault(rung.title, name) != name:
+            raise ValueError(f"{path}: rungs '{titles[rung.title]}' and '{name}' have the same title; they are two.")
     test = {"data": content["test"], "source": content["source"], "target": content["target"]}
     ladder = Ladder(rungs, test, data, output)
     above: set[str] = set()
@@ -242,6 +246,8 @@ def make_rungs(name: str, entry: dict[str, Any], defaults: dict[str, Any], path:
     settings = merge(defaults.get(entry["verb"]) or {}, entry.get("settings") or {})
     settings = {key: value for key, value in settings.items() if value is not None}  # null takes a setting away
     decode = entry.get("decode") or {"": {}}
+    if not isinstance(decode, dict) or not all(isinstance(options, dict) for options in decode.values()):
+        raise ValueError(f"{where}: decode must hold options of generate by a name, such as beam 5: {{num_beams: 5}}.")
     if entry["verb"] == "distill" and ("decode" in entry or "curve" in entry):
         raise ValueError(f"{where}: a corpus is not decoded; remove decode and curve.")
     shown = {"decode": decode, "title": entry.get("title", name), "curve": entry.get("curve") or []}
