@@ -10,6 +10,7 @@ from transformers.utils import hub
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from hf_deqnar.landscape import jacobian_penalty
+from hf_deqnar.layers_deqnar import BranchEnd
 from hf_deqnar.transition_deqnar import draw_kept
 
 from .conftest import FIRST_WORD, PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
@@ -20,6 +21,20 @@ MASK = 4
 def labelled(count: int = 4) -> dict[str, torch.Tensor]:
     tokens = padded(random_sentences(count, shortest=3))
     return {"input_ids": tokens, "labels": tokens.masked_fill(tokens == PAD, -100)}
+
+
+@pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
+def test_what_untrained_layers_add_is_a_tenth_of_what_xavier_would(monkeypatch, weight_norm):
+    plain = small_model(weight_norm=weight_norm)
+    monkeypatch.setattr(BranchEnd, "initial_gain", 0.1)
+    small = small_model(weight_norm=weight_norm)
+    ends = 0
+    for (name, module), other in zip(small.named_modules(), plain.modules(), strict=True):
+        if isinstance(module, torch.nn.Linear):
+            share = 0.1 if isinstance(module, BranchEnd) else 1.0
+            torch.testing.assert_close(module.weight, share * other.weight, msg=name)
+            ends += share < 1
+    assert ends == 2 * 2 + 3  # two encoder layers, one decoder layer
 
 
 @pytest.mark.parametrize("latent", ["none", "vae"])

@@ -202,7 +202,7 @@ class DeqNarPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Linear):
             rescaling = rescaling_of(module)
             weight = module.weight if rescaling is None else rescaling[1]
-            init.xavier_uniform_(weight)
+            init.xavier_uniform_(weight, gain=getattr(module, "initial_gain", 1.0))
             if module.bias is not None:
                 init.zeros_(module.bias)
             if rescaling is not None:
