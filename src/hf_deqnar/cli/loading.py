@@ -15,6 +15,17 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from ..export.manifest import is_export
+from ..export.runtime import DeqNarOnnxModel
+
+
+def load_export(name: str, device: str | None, threads: int | None) -> tuple[DeqNarOnnxModel, PreTrainedTokenizerBase]:
+    """An exported model and its tokenizer."""
+    if device is not None and device != "cpu":
+        raise ValueError(f"An ONNX export runs on the CPU, not on {device}; leave out --device.")
+    model = DeqNarOnnxModel.from_pretrained(name, threads=threads)
+    return model, AutoTokenizer.from_pretrained(name)
+
 
 @contextmanager
 def train_extra(what: str) -> Iterator[None]:
@@ -25,11 +36,26 @@ def train_extra(what: str) -> Iterator[None]:
         raise ImportError(f"{what} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
 
 
-def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub."""
+def load_model(
+    name: str, device: str | None = None, runtime: str | None = None, threads: int | None = None
+) -> tuple[PreTrainedModel | DeqNarOnnxModel, PreTrainedTokenizerBase]:
+    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub.
+
+    Args:
+        runtime: `torch` or `onnx`, to make sure of it; what the directory holds if not given.
+        threads: how many a computation may use.
+    """
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"--threads must be at least 1, not {threads}.")
+        torch.set_num_threads(threads)
     path = Path(name)
+    if runtime == "onnx" or (runtime is None and is_export(path)):
+        return load_export(name, device, threads)
+    if is_export(path):
+        raise ValueError(f"{name} is an ONNX export, which torch cannot run; use --runtime onnx or name the model.")
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{name} is a directory without a config.json; give one that save_pretrained wrote.")
     try:

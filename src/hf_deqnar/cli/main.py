@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import bench, distill, energy, evaluate, report, teacher, train, translate
+from . import bench, distill, energy, evaluate, export, report, teacher, train, translate
 
 VERBS = {
     "translate": translate,
@@ -15,6 +15,7 @@ VERBS = {
     "evaluate": evaluate,
     "report": report,
     "bench": bench,
+    "export": export,
 }
 
 
