@@ -35,8 +35,8 @@ from ..transition_deqnar import Context
 from .manifest import PRECISIONS, is_export, write_manifest
 
 OPSET = 18
-# Quantised, f(z) jumps with every number that is rounded the other way: in small models with random weights its residual
-# stayed at two or three thousandths, however long it was solved. An int8 export stops here unless it is asked for less.
+# Quantised, f(z) jumps with every number that is rounded the other way. In small models with random weights its
+# residual stayed at two or three thousandths, however long it was solved. An int8 export stops here by default.
 INT8_TOL = 5e-3
 # A softmax has many small probabilities, and they would all be zero in 8 bits: `feedback` stays as it is.
 QUANTISED = ("source", "transition", "head")
@@ -155,7 +155,10 @@ def check_exportable(config: Any) -> None:
 
 def frozen_copy(model: DeqNarForConditionalGeneration) -> DeqNarForConditionalGeneration:
     """The same function in fp32, made of what exports well: plain weights, tables of positions, plain attention."""
-    model = copy.deepcopy(model).float().cpu().eval()
+    weights, config = model.state_dict(), copy.deepcopy(model.config)
+    with torch.random.fork_rng(devices=[]):  # not a deep copy: rescaled layers would share a class with the original's
+        model = type(model)(config).float().eval()
+    model.load_state_dict(weights)
     model.config._attn_implementation = "eager"  # its graph is half as long as that of the fused kernel
     remove_rescaling(model.model.transition)
     for part in model.modules():
@@ -235,6 +238,7 @@ def quantise(source: Path, target: Path, seven_bits: bool) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(source)
+    transpose_weights(model.graph)
     del model.graph.value_info[:]  # the quantiser transposes some weights, but not what is told of their shapes
     with quiet():
         quantize_dynamic(
@@ -245,6 +249,21 @@ def quantise(source: Path, target: Path, seven_bits: bool) -> None:
             reduce_range=seven_bits,
             weight_type=QuantType.QInt8,
         )
+
+
+def transpose_weights(graph: Any) -> None:
+    """Weights that a graph transposes become transposed weights: the quantiser looks for weights, not for computations.
+
+    They occur where a matrix is used twice, as the embedding is by a `mixed` transition that predicts and embeds.
+    """
+    from onnx import numpy_helper
+
+    weights = {weight.name: weight for weight in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
+        order = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), None)
+        transposed = numpy_helper.to_array(weights[node.input[0]]).transpose(order)
+        graph.initializer.append(numpy_helper.from_array(transposed.copy(), node.output[0]))
+        graph.node.remove(node)
 
 
 @contextmanager
