@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from ..benchmarks.common import markdown_table
+from ..corpus.evaluation import metrics
 from ..corpus.reading import Pair, read_parallel
 from ..export.agreement import LEAST_AGREEMENT, SENTENCES, compare_systems
 from ..export.graphs import check_exportable, check_packages, export_model
@@ -40,6 +41,7 @@ def run(options: argparse.Namespace) -> None:
     check_packages()
     pairs = [Pair(sentence, []) for sentence in SENTENCES]
     if options.data is not None:
+        metrics()  # if scoring is not possible, that is told before the work
         pairs = read_parallel(options.data, options.source, options.target)[: options.limit]
     model, tokenizer = load_model(options.model, "cpu", runtime="torch")
     check_exportable(model.config)
