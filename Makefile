@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 $(VENV)/.installed: setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch -c constraints.txt
-	$(BIN)/pip install --quiet -e ".[train,track,plot,ctranslate2,test]" -c constraints.txt
+	$(BIN)/pip install --quiet -e ".[train,track,plot,ctranslate2,onnx,test]" -c constraints.txt
 	touch $@
 
 install: $(VENV)/.installed

@@ -8,6 +8,8 @@ from setuptools import find_packages, setup
 here = Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "src/hf_deqnar/__init__.py").read_text(encoding="utf-8")).group(1)
 
+ONNX = ["onnx", "onnxruntime>=1.20", "onnxscript"]
+
 setup(
     name="hf_deqnar",
     version=version,
@@ -26,9 +28,9 @@ setup(
         "track": ["tensorboard", "trackio"],
         "plot": ["matplotlib"],
         "ctranslate2": ["ctranslate2"],
-        "export": ["onnx", "onnxruntime", "onnxscript"],
+        "onnx": ONNX,
         "demo": ["rich"],
-        "test": ["pytest", "pytest-xdist", "ruff", "import-linter", "torchdeq"],
+        "test": ["pytest", "pytest-xdist", "ruff", "import-linter", "torchdeq", *ONNX],
     },
     entry_points={"console_scripts": ["hf-deqnar=hf_deqnar.cli.main:main"]},
     classifiers=[

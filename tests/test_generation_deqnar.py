@@ -83,7 +83,7 @@ def test_length_beams_pick_the_canvas_with_the_best_mean_log_probability():
     with torch.no_grad():
         mask = tokens != PAD
         logits = model.model.length_head(model.model.encode(tokens, mask), mask)
-        expected = model.model.length_head.lengths(logits, mask.sum(dim=1), 4)
+        expected = model.model.predicted_lengths(logits, mask.sum(dim=1), 4)
     for row in range(4):
         scores = out.sequences_scores[4 * row : 4 * row + 4]
         assert scores.tolist() == sorted(scores.tolist(), reverse=True)

@@ -219,13 +219,13 @@ def test_ctc_canvases_are_twice_the_source():
 
 
 def test_the_length_head_learns_offsets_and_predicts_them():
-    head = small_model().model.length_head
+    core = small_model().model
     source, target = torch.tensor([5, 6, 100]), torch.tensor([7, 3, 1])
     logits = torch.full((3, 16), -20.0)
     logits[0, 8 + 2] = logits[1, 8 - 3] = logits[2, 0] = 20.0  # the last offset is out of range and clamped
-    assert head.loss(logits, source, target) < 1e-6
-    assert head.lengths(logits, source)[:, 0].tolist() == [7, 3, 92]
-    assert head.lengths(logits, torch.tensor([1, 1, 1]), count=3).min() == 1
+    assert core.length_head.loss(logits, source, target) < 1e-6
+    assert core.predicted_lengths(logits, source)[:, 0].tolist() == [7, 3, 92]
+    assert core.predicted_lengths(logits, torch.tensor([1, 1, 1]), count=3).min() == 1
 
 
 def test_the_latent_divergence_is_that_of_two_gaussians():

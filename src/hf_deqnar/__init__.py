@@ -35,8 +35,9 @@ def register_auto_classes() -> None:
 register_auto_classes()
 register_translation_pipeline()
 
-# Training needs packages of the train extra, so it is imported when it is asked for.
+# Training needs packages of the train extra, so it is imported when it is asked for; and few need exported models.
 LATER = {
+    "DeqNarOnnxModel": ".export.runtime",
     "DeqNarTrainer": ".training.trainer",
     "DeqNarTrainingArguments": ".training.arguments",
     "EnergyTrainer": ".training.energy_trainer",
@@ -60,6 +61,7 @@ __all__ = [
     "DeqNarGenerateOutput",
     "DeqNarGenerationConfig",
     "DeqNarModel",
+    "DeqNarOnnxModel",
     "DeqNarTrainer",
     "DeqNarTrainingArguments",
     "DeqNarTranslationPipeline",

@@ -262,7 +262,11 @@ class DraftReader:
 
 
 class DeqNarGenerationMixin:
-    """`generate` for models that have `model` (encode, bind, refine) and `lm_head`."""
+    """`generate` for whatever has a `config`, a `generation_config` and a `model` that can encode, bind and refine.
+
+    `model` needs `read_source`, `bind`, `input_head` and what `RefinementMixin` gives. Tokens are read by `read_tokens`
+    and `read_scored`, here through an `lm_head`.
+    """
 
     output_modalities = ("text",)
 
@@ -367,12 +371,10 @@ class DeqNarGenerationMixin:
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
     ) -> tuple[Candidates, list[list[Draft]] | None]:
         """Encode, lay out the canvases, and refine them in `refinement_passes` solves; two if inputs are sampled."""
-        memory = self.model.encode(input_ids, source_mask)
-        canvas_lengths = self._canvas_lengths(memory, source_mask, settings)  # sentences, beams
-        seen = memory if self.model.latent_head is None else self.model.latent_head(memory, source_mask, None, None)[0]
+        source = self.model.read_source(input_ids, source_mask)
+        canvas_lengths = self._canvas_lengths(source.length_logits, source_mask, settings)  # sentences, beams
         sentence = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(canvas_lengths.shape[1])
-        projected = [(key[sentence], value[sentence]) for key, value in self.model.project(seen)]
-        seen, source_mask = seen[sentence], source_mask[sentence]
+        source, source_mask = source.select(sentence), source_mask[sentence]
 
         canvas = self.model.masked_canvas(canvas_lengths.flatten())
         mask = self.model.check_canvas(canvas, None)
@@ -394,7 +396,7 @@ class DeqNarGenerationMixin:
                 candidates.canvas = reveal_sampled(candidates, noise)
             elif number > 0:
                 candidates.canvas = mask_weakest(candidates, number, passes, self.config.mask_token_id)
-            bound = self.model.bind(candidates.canvas, mask, seen, source_mask, projected)
+            bound = self.model.bind(candidates.canvas, mask, source.seen, source_mask, source.projected)
             if reader is not None:
                 reader.restart(partial(self._read_draft, bound))
             found = self.model.refine(
@@ -408,12 +410,13 @@ class DeqNarGenerationMixin:
                 candidates.masked_chances = self.model.input_head(found.value).float().sigmoid()
         return candidates, None if reader is None else reader.drafts
 
-    def _canvas_lengths(self, memory: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig) -> Tensor:
+    def _canvas_lengths(
+        self, length_logits: Tensor | None, source_mask: Tensor, settings: DeqNarGenerationConfig
+    ) -> Tensor:
         """sentences × beams."""
         if self.config.length == "ctc":
             return self.model.canvas_lengths(source_mask, None, None)[:, None]
-        logits = self.model.length_head(memory, source_mask)
-        lengths = self.model.length_head.lengths(logits, source_mask.sum(dim=1), settings.length_beams)
+        lengths = self.model.predicted_lengths(length_logits, source_mask.sum(dim=1), settings.length_beams)
         return lengths.clamp_max(min(settings.max_length, self.config.max_position_embeddings))
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -422,23 +425,31 @@ class DeqNarGenerationMixin:
         logits[..., never_written(self.config)] = float("-inf")
         return logits
 
+    def read_tokens(self, features: Tensor) -> Tensor:
+        """The likeliest token of every position."""
+        return self._logits(features).argmax(dim=-1)
+
+    def read_scored(self, features: Tensor, keep_all: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The likeliest token of every position, its log-probability and, with `keep_all`, those of all tokens."""
+        log_probabilities = self._logits(features).log_softmax(dim=-1)
+        scores, tokens = log_probabilities.max(dim=-1)
+        return tokens, scores, log_probabilities if keep_all else None
+
     def _read_draft(self, bound: Any, value: Tensor) -> Tensor:
         """Tokens from the last evaluation; an explicit model's state is not what they are read from."""
-        features = bound.context.latest["features"] if self.config.refinement == "explicit" else value
-        return self._logits(features).argmax(dim=-1)
+        return self.read_tokens(bound.context.latest["features"] if self.config.refinement == "explicit" else value)
 
     def _update(self, candidates: Candidates, found: Any, keep_all: bool) -> None:
         """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
-        log_probabilities = self._logits(found.value).log_softmax(dim=-1)
-        if log_probabilities.isnan().any():
+        tokens, scores, log_probabilities = self.read_scored(found.value, keep_all)
+        if scores.isnan().any():
             raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
-        scores, tokens = log_probabilities.max(dim=-1)
         masked = candidates.canvas == self.config.mask_token_id
         candidates.tokens = torch.where(masked, tokens, candidates.tokens)
         candidates.scores = torch.where(masked, scores, candidates.scores)
         candidates.nfe = candidates.nfe + found.nfe
         candidates.residual, candidates.converged = found.residual, found.converged
-        candidates.log_probabilities = log_probabilities if keep_all else None
+        candidates.log_probabilities = log_probabilities
 
     def _read_texts(
         self, candidates: Candidates, settings: DeqNarGenerationConfig

@@ -46,7 +46,7 @@ def attend(
 
 def split_heads(tensor: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """rows × positions × (parts · width) → `parts` tensors of rows × heads × positions × features."""
-    return tensor.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return tuple(part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in tensor.chunk(parts, dim=-1))
 
 
 class BranchEnd(nn.Linear):

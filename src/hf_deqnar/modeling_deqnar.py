@@ -6,7 +6,7 @@ the transition a function f(z) of the state alone; `refine` finds z = f(z); the 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +20,10 @@ from transformers.utils import ModelOutput, can_return_tuple, logging
 from .alignment import ctc_loss, full_precision
 from .configuration_deqnar import DeqNarConfig
 from .conversion_deqnar import backbone_weights, config_from_teacher, weights_from_teacher
-from .fixed_point import FixedPoint, Step, check_options, measure_residual
 from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
-from .implicit_gradient import GradientOptions, equilibrium
 from .landscape import held_weights, rescale_weights, rescaling_of
 from .layers_deqnar import DecoderLayer, Encoder, Positions, Record, RecurrentStack, additive_mask
+from .refinement_deqnar import RefinementMixin, Source
 from .transition_deqnar import TRANSITIONS, BoundTransition, Context, RecurrentTransition
 
 if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
@@ -95,11 +94,6 @@ class LengthHead(nn.Module):
     def loss(self, logits: Tensor, source_lengths: Tensor, target_lengths: Tensor) -> Tensor:
         offset = (target_lengths - source_lengths).clamp(-self.offsets, self.offsets - 1)
         return functional.cross_entropy(full_precision(logits), offset + self.offsets)
-
-    def lengths(self, logits: Tensor, source_lengths: Tensor, count: int = 1) -> Tensor:
-        """The `count` likeliest lengths of every row, at least 1 each: rows × count."""
-        offset = logits.topk(count, dim=-1).indices - self.offsets
-        return (source_lengths[:, None] + offset).clamp_min(1)
 
 
 class Gaussian(nn.Linear):
@@ -219,18 +213,7 @@ class DeqNarPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
 
-def _one_evaluation(
-    initial: Tensor, value: Tensor, residual: Tensor | None, converged: Tensor | None, options: dict
-) -> FixedPoint:
-    """What a decoder that is evaluated once found, told in the words of a solve."""
-    rows = torch.arange(initial.shape[0], device=initial.device)
-    trajectory = [Step(rows, value.detach(), residual)] if options["keep_trajectory"] else None
-    if options["observe"] is not None:
-        options["observe"](rows, value.detach(), residual)
-    return FixedPoint(initial, value, residual, torch.ones_like(rows), converged, trajectory)
-
-
-class DeqNarModel(DeqNarPreTrainedModel):
+class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
     """Encoder, transition and length, latent and input heads, without the head that reads tokens."""
 
     def __init__(self, config: DeqNarConfig) -> None:
@@ -285,6 +268,13 @@ class DeqNarModel(DeqNarPreTrainedModel):
         """Cross-attention keys and values of every decoder layer: once per sentence, whatever is done with it."""
         return [layer.cross_attention.project(memory) for layer in self.transition.layers]
 
+    def read_source(self, input_ids: Tensor, source_mask: Tensor) -> Source:
+        """All that translating needs of the source, without a target to look at."""
+        memory = self.encode(input_ids, source_mask)
+        length_logits = None if self.length_head is None else self.length_head(memory, source_mask)
+        seen = memory if self.latent_head is None else self.latent_head(memory, source_mask, None, None)[0]
+        return Source(seen, self.project(seen), length_logits)
+
     def bind(
         self,
         canvas: Tensor,
@@ -306,67 +296,6 @@ class DeqNarModel(DeqNarPreTrainedModel):
             scale=self.embedding_scale,
         )
         return BoundTransition(self.transition, context)
-
-    def refine(
-        self,
-        bound: BoundTransition,
-        canvas_mask: Tensor,
-        *,
-        initial_state: Tensor | None = None,
-        max_nfe: int | None = None,
-        tol: float | None = None,
-        solver: str | None = None,
-        keep_trajectory: bool = False,
-        observe: Callable | None = None,
-    ) -> FixedPoint:
-        """Solve z = f(z). The result's `value` holds the features that tokens are read from, with graph if enabled."""
-        config = self.config
-        initial = torch.zeros_like(bound.context.injection) if initial_state is None else initial_state
-        max_nfe = config.max_nfe if max_nfe is None else max_nfe
-        options = {
-            "solver": config.solver if solver is None else solver,
-            "tol": config.tol if tol is None else tol,
-            "memory": config.memory,
-            "damping": config.damping,
-        }
-        check_options(max_nfe=max_nfe, **options)
-        options |= {"keep_trajectory": keep_trajectory, "observe": observe}
-        checkpointing = self.training and self.is_gradient_checkpointing
-        gradient = GradientOptions(
-            kind=config.gradient,
-            steps=config.gradient_steps,
-            damping=config.gradient_damping,
-            solver=config.gradient_solver,
-            max_nfe=config.gradient_max_nfe,
-            tol=config.gradient_tol,
-            checkpoint=checkpointing,
-        )
-        with held_weights(self.transition, cache=not checkpointing):
-            if config.refinement == "stacked":
-                return _one_evaluation(initial, bound(initial), None, None, options)
-            if config.refinement == "explicit":
-                return self._refine_explicit(bound, initial, canvas_mask, max_nfe, gradient, options)
-            return equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe, **options)
-
-    def _refine_explicit(
-        self,
-        bound: BoundTransition,
-        initial: Tensor,
-        canvas_mask: Tensor,
-        max_nfe: int,
-        gradient: GradientOptions,
-        options: dict,
-    ) -> FixedPoint:
-        """An expected embedding is not what tokens are read from: the last evaluation of the budget gives features."""
-        transition, context = bound.transition, bound.context
-        if max_nfe > 1:
-            found = equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe - 1, **options)
-            return replace(found, value=transition.features(found.value, context), nfe=found.nfe + 1)
-        features = transition.features(initial, context)
-        with torch.no_grad():
-            value = transition.next_state(features, context)
-            residual = measure_residual(initial, value, canvas_mask)
-        return replace(_one_evaluation(initial, value, residual, residual < options["tol"], options), value=features)
 
     @can_return_tuple
     def forward(
@@ -442,65 +371,6 @@ class DeqNarModel(DeqNarPreTrainedModel):
             encoder_hidden_states=tuple(encoder_record.hidden_states) or None if output_hidden_states else None,
             encoder_attentions=tuple(encoder_record.self_attentions) or None if output_attentions else None,
         )
-
-    def canvas_lengths(self, source_mask: Tensor, labels: Tensor | None, length_logits: Tensor | None) -> Tensor:
-        """How long the canvas of every row is: fixed by CTC, known from labels, or predicted."""
-        source_lengths = source_mask.sum(dim=1)
-        if self.config.length == "ctc":
-            return source_lengths * self.config.ctc_upsampling
-        if labels is not None:
-            return (labels >= 0).sum(dim=1)
-        return self.length_head.lengths(length_logits, source_lengths)[:, 0].clamp_max(
-            self.config.max_position_embeddings
-        )
-
-    def masked_canvas(self, lengths: Tensor, width: int | None = None) -> Tensor:
-        """`<mask>` up to each row's length, padding behind it: rows × width, the longest row's if not given."""
-        width = int(lengths.max()) if width is None else width
-        position = torch.arange(width, device=lengths.device)[None]
-        return torch.where(position < lengths[:, None], self.config.mask_token_id, self.config.pad_token_id)
-
-    def check_source(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, encoder_outputs: BaseModelOutput | None
-    ) -> Tensor:
-        """The source's mask, after making sure that there is a source in every row."""
-        if input_ids is None and (encoder_outputs is None or attention_mask is None):
-            raise ValueError("Give input_ids, or encoder_outputs together with the attention_mask they belong to.")
-        if attention_mask is None:
-            attention_mask = input_ids != self.config.pad_token_id
-        shape = input_ids.shape if input_ids is not None else encoder_outputs[0].shape[:2]
-        if attention_mask.shape != shape:
-            raise ValueError(f"The source is {tuple(shape)} but its mask is {tuple(attention_mask.shape)}.")
-        return self._check_mask(attention_mask.bool(), "source")
-
-    def check_labels(self, labels: Tensor) -> Tensor:
-        """Where labels stand, after making sure that every row has some and that padding (−100) is behind them."""
-        return self._check_mask(labels >= 0, "labels")
-
-    def check_canvas(self, canvas: Tensor, canvas_mask: Tensor | None) -> Tensor:
-        """The canvas's mask, after making sure that every row has something to fill in."""
-        mask = (canvas != self.config.pad_token_id) if canvas_mask is None else canvas_mask.bool()
-        if mask.shape != canvas.shape:
-            raise ValueError(f"The canvas is {tuple(canvas.shape)} but its mask is {tuple(mask.shape)}.")
-        return self._check_mask(mask, "canvas")
-
-    def _check_mask(self, mask: Tensor, what: str) -> Tensor:
-        if mask.numel() == 0:
-            raise ValueError(f"The {what} is empty: its shape is {tuple(mask.shape)}, rows × length.")
-        if mask.shape[1] > self.config.max_position_embeddings:
-            raise ValueError(
-                f"The {what} is {mask.shape[1]} positions long, but max_position_embeddings is "
-                f"{self.config.max_position_embeddings}; shorten the text or split it into sentences."
-            )
-        if not mask[:, 0].all():
-            empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
-            if empty:
-                raise ValueError(f"Row(s) {empty} of the {what} are all padding; remove them from the batch.")
-            raise ValueError(f"The {what} is padded on the left; set tokenizer.padding_side = 'right'.")
-        if (mask[:, 1:] & ~mask[:, :-1]).any():
-            holes = (mask[:, 1:] & ~mask[:, :-1]).any(dim=1).nonzero()[:, 0].tolist()
-            raise ValueError(f"Row(s) {holes} of the {what} have padding between tokens; it must all be at the end.")
-        return mask
 
 
 class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixin):

@@ -23,7 +23,7 @@ class Context:
     memory_mask: Tensor | None  # rows, 1, 1, source; additive
     source_lengths: Tensor  # rows
     kept: list[Tensor] | None  # held dropout of every layer: rows, branch, canvas, width; scaled to keep the mean
-    embedding: Tensor  # vocabulary, width
+    embedding: Tensor | None  # vocabulary, width; None where a graph holds it
     scale: float  # what a token's embedding is multiplied by on its way in
     latest: dict[str, Tensor] = field(default_factory=dict)  # shared by all that is narrowed from here
 

@@ -16,6 +16,8 @@ from transformers import (
 from transformers.utils import logging
 
 from ..corpus.tokenizer import load_tokenizer
+from ..export.manifest import is_export
+from ..export.runtime import DeqNarOnnxModel
 
 
 @contextmanager
@@ -32,6 +34,8 @@ def check_model(name: str) -> PreTrainedTokenizerBase:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     path = Path(name)
+    if is_export(path):
+        raise ValueError(f"{name} is an ONNX export, which torch cannot run; name the model itself.")
     if path.is_dir() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{name} is a directory without a config.json; give one that save_pretrained wrote.")
     try:
@@ -54,8 +58,21 @@ def check_model(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub."""
+def load_model(
+    name: str, device: str | None = None, runtime: str | None = None, threads: int | None = None
+) -> tuple[PreTrainedModel | DeqNarOnnxModel, PreTrainedTokenizerBase]:
+    """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub.
+
+    Args:
+        runtime: `torch` or `onnx`, to make sure of it; what the directory holds if not given.
+        threads: how many a computation may use.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"--threads must be at least 1, not {threads}.")
+        torch.set_num_threads(threads)
+    if runtime == "onnx" or (runtime is None and is_export(Path(name))):
+        return load_export(name, device, threads)
     tokenizer = check_model(name)
     try:
         model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
@@ -70,3 +87,10 @@ def load_model(name: str, device: str | None = None) -> tuple[PreTrainedModel, P
         return model.to(device), tokenizer
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"Device '{device}' cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def load_export(name: str, device: str | None, threads: int | None) -> tuple[DeqNarOnnxModel, PreTrainedTokenizerBase]:
+    """An exported model and its tokenizer."""
+    if device is not None and device != "cpu":
+        raise ValueError(f"An ONNX export runs on the CPU, not on {device}; leave out --device.")
+    return DeqNarOnnxModel.from_pretrained(name, threads=threads), load_tokenizer(name)

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import bench, distill, energy, evaluate, ladder, report, teacher, train, translate
+from . import bench, distill, energy, evaluate, export, ladder, report, teacher, train, translate
 
 VERBS = {
     "translate": translate,
@@ -16,6 +16,7 @@ VERBS = {
     "report": report,
     "ladder": ladder,
     "bench": bench,
+    "export": export,
 }
 
 

@@ -41,6 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", type=Path, metavar="FILE", help="a text file, one sentence a line")
     parser.add_argument("--model", help="a directory or hub id")
     parser.add_argument("--device", help="such as cpu or cuda:0; the best there is if not given")
+    parser.add_argument(
+        "--runtime", choices=("torch", "onnx"), help="what runs it; what the model is made for by default"
+    )
+    parser.add_argument("--threads", type=int, help="most threads of a computation; as many as cores if not given")
     parser.add_argument("--batch-size", type=int, default=16, help="lines translated together (default: 16)")
     for option in fields(Options):
         if option.name in FLAGS:
@@ -74,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("Give sentences or --input, not both.")
     if options.input is not None and not options.input.is_file():
         raise FileNotFoundError(f"There is no file {options.input}.")
-    model, tokenizer = load_model(options.model, options.device)
+    model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
     pipeline = DeqNarTranslationPipeline(model=model, tokenizer=tokenizer, task="translation", device=model.device)
     settings = generate_settings(options, model.config)
     where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"

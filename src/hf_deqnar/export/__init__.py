@@ -1,0 +1,1 @@
+"""ONNX files of a model, and the runtime that solves with them."""

@@ -1,0 +1,345 @@
+"""A model as a few ONNX graphs.
+
+    source      the sentence, read once: cross-attention keys and values, what a canvas copies, length logits
+    canvas      u, what is injected: once per pass
+    transition  f(z) from z, u, keys, values and masks: once per evaluation (F(z + u, x) of an `explicit` model)
+    feedback    only of `explicit` models: features → expected embeddings
+    head        features → the likeliest token, its log-probability, and the log-probabilities of all tokens
+    input_head  only of models with an input predictor
+
+Rows, source and canvas are dynamic in all of them. The runtime that solves with them is in `runtime.py`.
+"""
+
+import copy
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..generation_deqnar import never_written
+from ..landscape import remove_rescaling
+from ..layers_deqnar import Positions, sinusoidal_positions
+from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from ..pipeline_deqnar import longest_source
+from ..transition_deqnar import Context
+from .manifest import PRECISIONS, is_export, write_manifest
+
+OPSET = 18
+# Quantised, f(z) jumps with every number that is rounded the other way. In two small implicit models with random
+# weights the residual stood at 2e-3 to 3e-3 after 20 evaluations. Not yet measured on a trained one.
+INT8_TOL = 5e-3
+# A softmax has many small probabilities, and they would all be zero in 8 bits: `feedback` stays as it is.
+QUANTISED = ("source", "transition", "head")
+
+
+class SourceGraph(nn.Module):
+    """tokens, mask → [length logits], [memory], key and value of every decoder layer."""
+
+    def __init__(self, core: DeqNarModel) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, input_ids: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
+        core = self.core
+        hidden = core.embed(input_ids, core.source_positions)
+        lowest = torch.finfo(hidden.dtype).min
+        memory = core.encoder(hidden, torch.where(source_mask, 0.0, lowest)[:, None, None, :], None)
+        outputs = [] if core.length_head is None else [core.length_head(memory, source_mask)]
+        seen = memory if core.latent_head is None else core.latent_head(memory, source_mask, None, None)[0]
+        if core.config.copies_source:
+            outputs.append(seen)
+        return (*outputs, *(tensor for pair in core.project(seen) for tensor in pair))
+
+
+class CanvasGraph(nn.Module):
+    """canvas tokens → u; with a copied source also its mask, the memory and the memory's mask."""
+
+    def __init__(self, core: DeqNarModel) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, canvas: Tensor, *copied: Tensor) -> Tensor:
+        return self.core.inject(canvas, *(copied or (None, None, None)))
+
+
+class TransitionGraph(nn.Module):
+    """z, u, masks, keys and values → f(z)."""
+
+    def __init__(self, core: DeqNarModel) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(
+        self, state: Tensor, injection: Tensor, canvas_mask: Tensor, memory_mask: Tensor, *memory: Tensor
+    ) -> Tensor:
+        core = self.core
+        pairs = list(zip(memory[::2], memory[1::2], strict=True))
+        context = Context(
+            injection, canvas_mask, pairs, memory_mask, None, None, core.shared.weight, core.embedding_scale
+        )
+        evaluate = core.transition.features if core.config.refinement == "explicit" else core.transition
+        return evaluate(state, context)
+
+
+class FeedbackGraph(nn.Module):
+    """features → E[emb]: the state that follows them in an `explicit` model."""
+
+    def __init__(self, core: DeqNarModel) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, features: Tensor) -> Tensor:
+        core = self.core
+        context = Context(features, None, [], None, None, None, core.shared.weight, core.embedding_scale)
+        return core.transition.next_state(features, context)
+
+
+class HeadGraph(nn.Module):
+    """features → tokens, their log-probabilities, log-probabilities of the vocabulary.
+
+    The last is computed anyhow, and leaves the runtime only if it is asked for.
+    """
+
+    def __init__(self, model: DeqNarForConditionalGeneration) -> None:
+        super().__init__()
+        self.weight = model.lm_head.weight
+        bias = torch.zeros(model.config.vocab_size)
+        bias[never_written(model.config)] = float("-inf")
+        self.register_buffer("bias", bias)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_probabilities = functional.linear(features, self.weight, self.bias).log_softmax(dim=-1)
+        return log_probabilities.argmax(dim=-1), log_probabilities.amax(dim=-1), log_probabilities
+
+
+class Positional(nn.Module):
+    """A module whose inputs have no names: torch.export wants shapes nested as parameters are, and `*` is one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.module(*inputs)
+
+
+@dataclass
+class Graph:
+    """What becomes one ONNX file: a module, its inputs by name (an example, and its dynamic axes), its outputs."""
+
+    module: nn.Module
+    inputs: dict[str, tuple[Tensor, dict[int, str]]]
+    outputs: list[str]
+
+
+def check_exportable(config: Any) -> None:
+    """Name the option that keeps a model from being exported."""
+    if config.model_type != "deqnar":
+        raise ValueError(f"Only deqnar models can be exported, not one of type {config.model_type}.")
+    if config.architecture != "transformer":
+        raise ValueError(
+            f"architecture='{config.architecture}' cannot be exported: its packed sequences have no ONNX form; "
+            "export a model with architecture='transformer'."
+        )
+
+
+def frozen_copy(model: DeqNarForConditionalGeneration) -> DeqNarForConditionalGeneration:
+    """The same function in fp32, made of what exports well: plain weights, tables of positions, plain attention."""
+    weights, config = model.state_dict(), copy.deepcopy(model.config)
+    with torch.random.fork_rng(devices=[]):  # not a deep copy: rescaled layers would share a class with the original's
+        model = type(model)(config).float().eval()
+    model.load_state_dict(weights)
+    model.config._attn_implementation = "eager"  # fewer nodes than the fused kernel's: 137, not 194, for 3 layers
+    remove_rescaling(model.model.transition)
+    for part in model.modules():
+        if isinstance(part, Positions) and part.table is None:
+            size = (model.config.max_position_embeddings, model.config.d_model)
+            part.table = nn.Embedding.from_pretrained(sinusoidal_positions(*size, torch.device("cpu"), torch.float32))
+    return model
+
+
+def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
+    """The graphs of a frozen copy, by name. Sizes of the examples all differ, so that none is taken for another."""
+    core, config = model.model, model.config
+    rows, source, canvas, width, heads = 2, 5, 7, config.d_model, config.decoder_attention_heads
+    on_source, on_canvas = {0: "rows", 1: "source"}, {0: "rows", 1: "canvas"}
+    tokens = torch.full((rows, source), config.mask_token_id)
+    source_mask = (torch.ones(rows, source, dtype=torch.bool), on_source)
+    hidden = (torch.zeros(rows, canvas, width), on_canvas)
+    projection = (torch.zeros(rows, heads, source, width // heads), {0: "rows", 2: "source"})
+    projected = {
+        f"{kind}_{layer}": projection for layer in range(len(core.transition.layers)) for kind in ("key", "value")
+    }
+    read = [] if core.length_head is None else ["length_logits"]
+    copied = {}
+    if config.copies_source:
+        read.append("memory")
+        copied = {
+            "canvas_mask": (torch.ones(rows, canvas, dtype=torch.bool), on_canvas),
+            "memory": (torch.zeros(rows, source, width), on_source),
+            "source_mask": source_mask,
+        }
+    masks = {
+        "canvas_mask": (torch.zeros(rows, 1, 1, canvas), {0: "rows", 3: "canvas"}),
+        "memory_mask": (torch.zeros(rows, 1, 1, source), {0: "rows", 3: "source"}),
+    }
+    scored = ["tokens", "scores", "log_probabilities"]
+    blank = torch.full((rows, canvas), config.mask_token_id)
+    graphs = {
+        "source": Graph(
+            SourceGraph(core), {"input_ids": (tokens, on_source), "source_mask": source_mask}, [*read, *projected]
+        ),
+        "canvas": Graph(CanvasGraph(core), {"canvas": (blank, on_canvas), **copied}, ["injection"]),
+        "transition": Graph(
+            TransitionGraph(core), {"state": hidden, "injection": hidden, **masks, **projected}, ["value"]
+        ),
+        "head": Graph(HeadGraph(model), {"features": hidden}, scored),
+    }
+    if config.refinement == "explicit":
+        graphs["feedback"] = Graph(FeedbackGraph(core), {"features": hidden}, ["value"])
+    if core.input_head is not None:
+        graphs["input_head"] = Graph(core.input_head, {"features": hidden}, ["odds"])
+    return graphs
+
+
+def write_graph(graph: Graph, path: Path) -> None:
+    """One ONNX file, its weights inside."""
+    examples = tuple(example.clone() for example, _ in graph.inputs.values())  # one tensor given twice is one input
+    names = {name for _, axes in graph.inputs.values() for name in axes.values()}
+    sizes = {name: torch.export.Dim(name) for name in names}
+    shapes = tuple({axis: sizes[name] for axis, name in axes.items()} for _, axes in graph.inputs.values())
+    with torch.no_grad(), quiet():
+        program = torch.onnx.export(
+            Positional(graph.module).eval(),
+            examples,
+            dynamic_shapes=(shapes,),
+            input_names=list(graph.inputs),
+            output_names=graph.outputs,
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+        program.save(path, external_data=False)
+
+
+def quantise(source: Path, target: Path, seven_bits: bool) -> None:
+    """Weights of every matrix product in 8 bits, a scale per output channel; activations are scaled as they come."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(source)
+    transpose_weights(model.graph)
+    del model.graph.value_info[:]  # the quantiser transposes some weights, but not what is told of their shapes
+    with quiet():
+        quantize_dynamic(
+            model,
+            target,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=seven_bits,
+            weight_type=QuantType.QInt8,
+        )
+
+
+def transpose_weights(graph: Any) -> None:
+    """Weights that a graph transposes become transposed weights: the quantiser looks for weights, not for computations.
+
+    They occur where a matrix is used twice, as the embedding is by a `mixed` transition that predicts and embeds.
+    """
+    from onnx import numpy_helper
+
+    weights = {weight.name: weight for weight in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
+        order = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), None)
+        transposed = numpy_helper.to_array(weights[node.input[0]]).transpose(order)
+        graph.initializer.append(numpy_helper.from_array(transposed.copy(), node.output[0]))
+        graph.node.remove(node)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The exporter and the quantiser tell of packages they miss and steps they would take; none of it is the user's."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def check_packages() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(name) is None:
+            raise ImportError(f"Exporting needs the package {name}: pip install 'hf_deqnar[onnx]'.")
+
+
+def export_model(
+    model: DeqNarForConditionalGeneration,
+    tokenizer: Any,
+    output: str | Path,
+    precisions: tuple[str, ...] = PRECISIONS,
+    seven_bits: bool = False,
+) -> dict[str, Path]:
+    """Write `output/fp32` and `output/int8`, each complete: graphs, configuration, tokenizer, manifest.
+
+    Args:
+        seven_bits: leave a bit of every int8 weight unused. Processors without VNNI instructions add pairs of 8-bit
+            products in 16 bits, where large ones overflow.
+
+    Returns:
+        The folder of each precision.
+    """
+    check_packages()
+    check_exportable(model.config)
+    output = Path(output)
+    for precision in precisions:
+        target = output / precision
+        if target.exists() and not (target.is_dir() and (is_export(target) or not any(target.iterdir()))):
+            raise FileExistsError(f"{target} exists and is not an export; name another folder.")
+    working = output / "unfinished"
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir(parents=True)
+    try:
+        for name, graph in graphs_of(frozen_copy(model)).items():
+            write_graph(graph, working / f"{name}.onnx")
+        return {
+            precision: _finish(working, output, precision, model, tokenizer, seven_bits) for precision in precisions
+        }
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+
+
+def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: Any, seven_bits: bool) -> Path:
+    """A folder with all that one precision needs; it has its name only when it is complete."""
+    folder = working / precision
+    folder.mkdir()
+    for path in working.glob("*.onnx"):
+        if precision == "int8" and path.stem in QUANTISED:
+            quantise(path, folder / path.name, seven_bits)
+        else:
+            shutil.copy(path, folder)
+    # Not save_pretrained, which would add the code of the model: there are no weights here for it to load.
+    model.config.to_json_file(folder / "config.json", use_diff=False)
+    options = copy.deepcopy(model.generation_config)
+    if precision == "int8" and model.config.refinement != "stacked":
+        options.tol = max(INT8_TOL, model.config.tol if options.tol is None else options.tol)
+    options.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    limits = {"source": longest_source(model.config), "canvas": model.config.max_position_embeddings}
+    write_manifest(folder, precision, OPSET, limits)
+    target = output / precision
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(folder, target)
+    return target

@@ -1,0 +1,68 @@
+"""What an export consists of: a folder is what was written there, file for file, or it is refused."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+
+MANIFEST = "deqnar_onnx.json"
+FORMAT = 1  # raised when the graphs or their names change, so that a runtime never guesses
+PRECISIONS = ("fp32", "int8")
+
+
+def digest(path: Path) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
+
+
+def write_manifest(folder: Path, precision: str, opset: int, limits: dict[str, int]) -> None:
+    """List every file of the folder with its SHA-256."""
+    files = {path.name: digest(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    manifest = {
+        "format": FORMAT,
+        "library": f"hf_deqnar {__version__}",
+        "precision": precision,
+        "opset": opset,
+        "limits": limits,
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def is_export(folder: str | Path) -> bool:
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a folder whose files are all as they were written; otherwise an error that says what is not."""
+    folder = Path(folder)
+    if not is_export(folder):
+        inside = [str(folder / precision) for precision in PRECISIONS if is_export(folder / precision)]
+        advice = f"name {' or '.join(inside)}." if inside else "make one with hf-deqnar export."
+        raise FileNotFoundError(f"{folder} is not an ONNX export, it has no {MANIFEST}; {advice}")
+    again = "export the model again."
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        made_by, files = f"{manifest['library']} in format {manifest['format']}", manifest["files"]
+        known = manifest["precision"] in PRECISIONS and {"source", "canvas"} <= manifest["limits"].keys()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / MANIFEST} is damaged; {again}") from error
+    if manifest["format"] != FORMAT:
+        raise ValueError(
+            f"{folder} was made by {made_by}, but this is hf_deqnar {__version__}, format {FORMAT}; {again}"
+        )
+    if not known:
+        raise ValueError(f"{folder / MANIFEST} is damaged; {again}")
+    for name, expected in files.items():
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} is incomplete: {name} is missing; {again}")
+        if digest(folder / name) != expected:
+            raise ValueError(
+                f"{folder / name} is not the file that was exported: it is damaged or of another model; {again}"
+            )
+    return manifest

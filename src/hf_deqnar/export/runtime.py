@@ -1,0 +1,284 @@
+"""Solving with exported graphs: `DeqNarOnnxModel` has the `generate` of the model it was exported from.
+
+The code that drives it is the model's own: `DeqNarGenerationMixin` lays out canvases and reads texts, `RefinementMixin`
+solves with `fixed_point.solve`. Here is only what they call: reading a source, injecting a canvas, f(z), the head.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..configuration_deqnar import DeqNarConfig
+from ..fixed_point import FixedPoint
+from ..generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
+from ..refinement_deqnar import RefinementMixin, Source
+from ..transition_deqnar import BoundTransition, Context
+from .manifest import read_manifest
+
+OLDEST = (1, 20)
+
+
+def import_onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError("An ONNX export needs onnxruntime: pip install 'hf_deqnar[onnx]'.") from error
+    version = tuple(map(int, re.findall(r"\d+", onnxruntime.__version__)[:2]))
+    if version < OLDEST:
+        raise ImportError(
+            f"onnxruntime {onnxruntime.__version__} is too old, it must be {'.'.join(map(str, OLDEST))} or newer: "
+            "pip install --upgrade 'hf_deqnar[onnx]'."
+        )
+    return onnxruntime
+
+
+class Session:
+    """One graph: tensors in by name, tensors out in the order asked for."""
+
+    def __init__(self, path: Path, threads: int | None) -> None:
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or 0  # 0: as many as there are cores
+        options.log_severity_level = 3
+        try:
+            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no common class of their own
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {reason}") from error
+        self.outputs = [output.name for output in self.session.get_outputs()]
+
+    def __call__(self, inputs: dict[str, Tensor], outputs: list[str] | None = None) -> list[Tensor]:
+        found = self.session.run(outputs, {name: tensor.numpy() for name, tensor in inputs.items()})
+        return [torch.from_numpy(array) for array in found]
+
+
+class OnnxTransition(nn.Module):
+    """f(z) as a graph; for the rest of the house it is a transition like those in `transition_deqnar`."""
+
+    def __init__(self, graph: Session, feedback: Session | None) -> None:
+        super().__init__()
+        self.graph, self.feedback = graph, feedback
+
+    def features(self, state: Tensor, context: Context) -> Tensor:
+        """F(z + u, x) of an explicit model; f(z) of all others, whose state is what tokens are read from."""
+        inputs = {"state": state, "injection": context.injection}
+        inputs |= {"canvas_mask": context.canvas_mask, "memory_mask": context.memory_mask}
+        for layer, (key, value) in enumerate(context.memory):
+            inputs |= {f"key_{layer}": key, f"value_{layer}": value}
+        features = self.graph(inputs)[0]
+        if self.feedback is not None:
+            context.latest["features"] = features
+        return features
+
+    def next_state(self, features: Tensor, context: Context) -> Tensor:
+        return features if self.feedback is None else self.feedback({"features": features})[0]
+
+    def forward(self, state: Tensor, context: Context) -> Tensor:
+        return self.next_state(self.features(state, context), context)
+
+
+class OnnxCore(nn.Module, RefinementMixin):
+    """Stands where a `DeqNarModel` stands in `generate`.
+
+    Args:
+        alone: treat every sentence by itself and without padding. Quantised graphs scale a whole tensor by its largest
+            number, so rows of one tensor would influence each other; and they round, so that the last bit of a batched
+            solve could decide about a whole step.
+    """
+
+    is_gradient_checkpointing = False
+
+    def __init__(self, config: DeqNarConfig, sessions: dict[str, Session], limits: dict[str, int], alone: bool) -> None:
+        super().__init__()
+        self.config, self.limits, self.alone = config, limits, alone
+        self.source, self.canvas = sessions["source"], sessions["canvas"]
+        self.transition = OnnxTransition(sessions["transition"], sessions.get("feedback"))
+        self.predictor = sessions.get("input_head")
+        self.input_head = None if self.predictor is None else self.predict_input
+        self.train(False)
+
+    def predict_input(self, features: Tensor) -> Tensor:
+        return self.predictor({"features": features})[0]
+
+    def check_source(self, input_ids: Tensor | None, attention_mask: Tensor | None, encoder_outputs: None) -> Tensor:
+        """As in torch; and there must be room for it in the tables that were exported."""
+        mask = super().check_source(input_ids, attention_mask, encoder_outputs)
+        longest = int(mask.sum(dim=1).max())
+        if longest > self.limits["source"]:
+            raise ValueError(
+                f"A source of {longest} tokens is longer than this export takes, which is {self.limits['source']}; "
+                "split it into sentences."
+            )
+        return mask
+
+    def read_source(self, input_ids: Tensor, source_mask: Tensor) -> Source:
+        lengths = source_mask.sum(dim=1).tolist()
+        groups = [(slice(row, row + 1), length) for row, length in enumerate(lengths)]
+        groups = groups if self.alone else [(slice(None), max(lengths))]
+        parts = [
+            self.source({"input_ids": input_ids[rows, :length], "source_mask": source_mask[rows, :length]})
+            for rows, length in groups
+        ]
+        stacked = (stack_padded(several) for several in zip(*parts, strict=True))
+        named = dict(zip(self.source.outputs, stacked, strict=True))
+        layers = sum(name.startswith("key_") for name in named)
+        projected = [(named[f"key_{layer}"], named[f"value_{layer}"]) for layer in range(layers)]
+        return Source(named.get("memory"), projected, named.get("length_logits"))
+
+    def bind(
+        self,
+        canvas: Tensor,
+        canvas_mask: Tensor,
+        memory: Tensor | None,
+        source_mask: Tensor,
+        projected: list[tuple[Tensor, Tensor]],
+    ) -> BoundTransition:
+        """The transition as a function of the state alone."""
+        source_mask = source_mask[:, : projected[0][0].shape[2]]
+        inputs = {"canvas": canvas}
+        if memory is not None:
+            inputs |= {"canvas_mask": canvas_mask, "memory": memory, "source_mask": source_mask}
+        context = Context(
+            injection=self.canvas(inputs)[0],
+            canvas_mask=additive(canvas_mask),
+            memory=projected,
+            memory_mask=additive(source_mask),
+            source_lengths=source_mask.sum(dim=1),
+            kept=None,
+            embedding=None,
+            scale=1.0,
+        )
+        return BoundTransition(self.transition, context)
+
+    def refine(
+        self,
+        bound: BoundTransition,
+        canvas_mask: Tensor,
+        *,
+        max_nfe: int | None = None,
+        tol: float | None = None,
+        solver: str | None = None,
+        observe: Callable | None = None,
+    ) -> FixedPoint:
+        """Solve z = f(z), as in torch."""
+        options = {"max_nfe": max_nfe, "tol": tol, "solver": solver}
+        if not self.alone:
+            return super().refine(bound, canvas_mask, observe=observe, **options)
+        found = []
+        for row, length in enumerate(canvas_mask.sum(dim=1).tolist()):
+            narrowed = bound.select(torch.tensor([row])).trim(length)
+            watch = None if observe is None else partial(observe_row, observe, row)
+            found.append(super().refine(narrowed, canvas_mask[row : row + 1, :length], observe=watch, **options))
+        joined = join(found)
+        bound.context.latest["features"] = joined.value  # of all rows, not of the last
+        return joined
+
+
+def observe_row(observe: Callable, row: int, rows: Tensor, value: Tensor, residual: Tensor | None) -> Tensor | None:
+    """An observer of the whole batch is told of one row of it."""
+    return observe(rows + row, value, residual)
+
+
+def join(found: list[FixedPoint]) -> FixedPoint:
+    """What was found for single rows as what was found for a batch."""
+    solved = found[0].residual is not None
+    return FixedPoint(
+        state=stack_padded([one.state for one in found]),
+        value=stack_padded([one.value for one in found]),
+        residual=torch.cat([one.residual for one in found]) if solved else None,
+        nfe=torch.cat([one.nfe for one in found]),
+        converged=torch.cat([one.converged for one in found]) if solved else None,
+    )
+
+
+def additive(mask: Tensor) -> Tensor:
+    """rows × 1 × 1 × positions: 0 where a position may be attended to, the least number elsewhere."""
+    return torch.where(mask, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]
+
+
+def stack_padded(parts: Sequence[Tensor]) -> Tensor:
+    """Rows one below the other; where they differ in length, zeros behind the shorter ones."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    stacked = parts[0].new_zeros(len(parts), *shape)
+    for row, part in enumerate(parts):
+        stacked[row][tuple(slice(size) for size in part.shape[1:])] = part[0]
+    return stacked
+
+
+class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
+    """An exported model: `generate` with every option, on the CPU, without the weights in torch.
+
+    >>> model = DeqNarOnnxModel.from_pretrained("exported/int8", threads=1)                 # doctest: +SKIP
+    >>> model.generate(**tokenizer("A man is riding a horse.", return_tensors="pt"))        # doctest: +SKIP
+    """
+
+    main_input_name = "input_ids"
+    input_modalities = ("text",)
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(
+        self,
+        config: DeqNarConfig,
+        generation_config: DeqNarGenerationConfig,
+        sessions: dict[str, Session],
+        manifest: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.config, self.generation_config = config, generation_config
+        self.precision = manifest["precision"]
+        self.model = OnnxCore(config, sessions, manifest["limits"], alone=self.precision == "int8")
+        self.head = sessions["head"]
+        self.train(False)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, threads: int | None = None) -> "DeqNarOnnxModel":
+        """Load a folder that `hf-deqnar export` wrote.
+
+        Args:
+            folder: such as `exported/fp32`; it is refused if a file is missing, damaged or of another model.
+            threads: of every graph; as many as there are cores if not given.
+        """
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}.")
+        import_onnxruntime()
+        manifest = read_manifest(folder)
+        folder = Path(folder)
+        sessions = {
+            name.removesuffix(".onnx"): Session(folder / name, threads)
+            for name in manifest["files"]
+            if name.endswith(".onnx")
+        }
+        config = DeqNarConfig.from_pretrained(folder)
+        return cls(config, DeqNarGenerationConfig.from_pretrained(folder), sessions, manifest)
+
+    def can_generate(self) -> bool:
+        return True
+
+    def to(self, device: str | torch.device) -> "DeqNarOnnxModel":
+        """An export stays where it is."""
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"An ONNX export runs on the CPU, not on {device}; use the model in torch there.")
+        return self
+
+    def read_tokens(self, features: Tensor) -> Tensor:
+        return self._read(features, ["tokens"])[0]
+
+    def read_scored(self, features: Tensor, keep_all: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        found = self._read(features, ["tokens", "scores", "log_probabilities"][: 3 if keep_all else 2])
+        return found[0], found[1], found[2] if keep_all else None
+
+    def _read(self, features: Tensor, outputs: list[str]) -> list[Tensor]:
+        """Row by row if sentences are treated alone; behind a row's end there are zeros then, which change no scale."""
+        groups = features.split(1) if self.model.alone else (features,)
+        parts = [self.head({"features": group}, outputs) for group in groups]
+        return [torch.cat(several) for several in zip(*parts, strict=True)]
+
+
+__all__ = ["DeqNarOnnxModel"]

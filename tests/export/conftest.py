@@ -1,0 +1,60 @@
+"""Small models, exported once for all tests: an export takes seconds, whatever the size of the model."""
+
+import pytest
+
+pytest.importorskip("onnxscript", reason="onnxscript is part of the onnx extra")
+pytest.importorskip("onnxruntime", reason="onnxruntime is part of the onnx extra")
+
+import torch
+
+from hf_deqnar import DeqNarOnnxModel
+from hf_deqnar.export.graphs import export_model
+
+from ..conftest import SENTENCES, small_model, with_input_predictor
+
+# Every kind of refinement, both lengths, latents, and what else changes a graph.
+KINDS = {
+    "implicit": {"refinement": "implicit", "length": "ctc", "weight_norm": "weight", "layer_norm": "pre"},
+    "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},
+    "stacked": {"refinement": "stacked", "length": "predict", "positions": "learned", "layernorm_embedding": True},
+    "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True},
+}
+
+
+@pytest.fixture(scope="session")
+def batch(tokenizer):
+    return dict(tokenizer([english for english, _ in SENTENCES], return_tensors="pt", padding=True))
+
+
+@pytest.fixture(scope="session")
+def exported(tokenizer, batch, tmp_path_factory):
+    """A function: kind → (the model in torch, folders by precision)."""
+    made = {}
+
+    def make(kind: str) -> tuple:
+        if kind not in made:
+            fields = {**KINDS[kind], "vocab_size": len(tokenizer), "encoder_layers": 1, "decoder_layers": 1}
+            if fields.pop("input_predictor", False):
+                model = with_input_predictor(batch["input_ids"], **fields).float()
+            else:
+                model = small_model(torch.float32, **fields)
+            if model.model.latent_head is not None:
+                torch.nn.init.normal_(model.model.latent_head.prior.weight, std=0.3)
+            made[kind] = (model, export_model(model, tokenizer, tmp_path_factory.mktemp(kind)))
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def loaded(exported):
+    """A function: kind, precision → the model in torch, the exported one."""
+    made = {}
+
+    def load(kind: str, precision: str) -> tuple:
+        model, folders = exported(kind)
+        if (kind, precision) not in made:
+            made[kind, precision] = DeqNarOnnxModel.from_pretrained(folders[precision], threads=1)
+        return model, made[kind, precision]
+
+    return load

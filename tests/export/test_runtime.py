@@ -1,0 +1,214 @@
+import shutil
+import sys
+import types
+
+import pytest
+import torch
+from transformers import pipeline
+
+from hf_deqnar import DeqNarOnnxModel
+from hf_deqnar.export import runtime
+from hf_deqnar.export.agreement import agreement
+from hf_deqnar.generation_deqnar import TerminalStreamer
+
+from ..conftest import SENTENCES
+from .conftest import KINDS
+
+ENGLISH = [english for english, _ in SENTENCES]
+
+
+def lists(sequences: torch.Tensor, padding: int = 1) -> list[list[int]]:
+    return [[token for token in row if token != padding] for row in sequences.tolist()]
+
+
+def options_of(model) -> list[dict]:
+    """What `generate` can be asked for, as far as this kind of model can do it."""
+    beams = {"ctc_beam_size": 3} if model.config.length == "ctc" else {"length_beams": 3, "deduplicate": True}
+    options = [{}, {"refinement_passes": 2, "max_nfe": 5}, {**beams, "num_return_sequences": 2}]
+    if model.config.refinement != "stacked":
+        options += [{"stop_on_stable_tokens": 2}, {"solver": "broyden", "tol": 1e-2}, {"max_nfe": 1}]
+    if model.model.input_head is not None:
+        options += [{"input_sampling": True}]
+    return options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_states_are_those_of_torch(loaded, batch, kind):
+    model, exported = loaded(kind, "fp32")
+    mask = batch["attention_mask"].bool()
+    with torch.no_grad():
+        ours, theirs = (
+            exported.model.read_source(batch["input_ids"], mask),
+            model.model.read_source(batch["input_ids"], mask),
+        )
+        inside = mask[:, None, :, None]
+        for (key, value), (other_key, other_value) in zip(ours.projected, theirs.projected, strict=True):
+            torch.testing.assert_close(key * inside, other_key * inside, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(value * inside, other_value * inside, rtol=1e-4, atol=1e-5)
+        if model.config.length == "predict":
+            torch.testing.assert_close(ours.length_logits, theirs.length_logits, rtol=1e-4, atol=1e-5)
+        lengths = mask.sum(dim=1) * 2
+        canvas = model.model.masked_canvas(lengths)
+        canvas_mask = canvas != 1
+        bound = exported.model.bind(canvas, canvas_mask, ours.seen, mask, ours.projected)
+        other = model.model.bind(canvas, canvas_mask, theirs.seen, mask, theirs.projected)
+        inside = canvas_mask[:, :, None]
+        state = torch.zeros_like(other.context.injection)
+        for _ in range(3):
+            value, other_value = bound(state), other(state)
+            torch.testing.assert_close(value * inside, other_value * inside, rtol=1e-3, atol=1e-4)
+            state = other_value * inside
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_and_figures_are_those_of_torch(loaded, batch, kind):
+    model, exported = loaded(kind, "fp32")
+    for options in options_of(model):
+        ours = exported.generate(**batch, **options, return_dict_in_generate=True)
+        theirs = model.generate(**batch, **options, return_dict_in_generate=True)
+        assert torch.equal(ours.sequences, theirs.sequences), options
+        assert torch.equal(ours.nfe, theirs.nfe), options
+        torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-3, atol=1e-4)
+        if theirs.residual is not None:
+            assert torch.equal(ours.converged, theirs.converged)
+            torch.testing.assert_close(ours.residual, theirs.residual, rtol=0.05, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8_agrees_on_most_tokens(loaded, batch, kind):
+    model, exported = loaded(kind, "int8")
+    near = agreement(lists(model.generate(**batch)), lists(exported.generate(**batch)))
+    assert near.tokens > 0.7, near  # random weights: every token is a close call
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sentence_is_translated_the_same_in_any_company(loaded, batch, kind, precision):
+    _, exported = loaded(kind, precision)
+
+    def translate(rows: list[int], extra: int = 0, **options) -> list[tuple]:
+        width = int(batch["attention_mask"][rows].sum(dim=1).max())
+        pieces = {
+            name: torch.nn.functional.pad(value[rows, :width], (0, extra), value=0) for name, value in batch.items()
+        }
+        pieces = {name: pieces[name] for name in ("input_ids", "attention_mask")}
+        out = exported.generate(**pieces, **options, return_dict_in_generate=True)
+        residual = [None] * len(rows) if out.residual is None else out.residual.tolist()
+        return list(zip(lists(out.sequences), out.nfe.tolist(), residual, strict=True))
+
+    for options in options_of(exported)[:2] + options_of(exported)[3:4]:
+        alone = [translate([row], **options)[0] for row in range(len(ENGLISH))]
+        order = torch.randperm(len(ENGLISH)).tolist()
+        for place, (text, nfe, residual) in enumerate(translate(order, extra=3, **options)):
+            assert (text, nfe) == alone[order[place]][:2]
+            if residual is not None:
+                # int8 is the same to the last bit, or a rounding would sooner or later fall on the other side
+                assert residual == pytest.approx(alone[order[place]][2], rel=0.0 if precision == "int8" else 1e-2)
+
+
+def test_rows_that_are_done_cost_nothing_more(loaded, batch, monkeypatch):
+    """The rows that are given to the graph, added up, are the evaluations that are reported."""
+    _, exported = loaded("implicit", "fp32")
+    seen = []
+    graph = exported.model.transition.graph
+    monkeypatch.setattr(
+        exported.model.transition, "graph", lambda inputs: (seen.append(len(inputs["state"])), graph(inputs))[1]
+    )
+    out = exported.generate(**batch, tol=3e-4, return_dict_in_generate=True)
+    assert len(set(out.nfe.tolist())) > 1
+    assert sum(seen) == int(out.nfe.sum())
+
+
+def test_no_vocabulary_leaves_the_runtime_unless_it_is_needed(loaded, batch, monkeypatch):
+    _, exported = loaded("implicit", "fp32")
+    asked = []
+    head = exported.head
+    monkeypatch.setattr(exported, "head", lambda inputs, outputs: (asked.append(outputs), head(inputs, outputs))[1])
+    exported.generate(**batch, stop_on_stable_tokens=2)
+    assert {tuple(outputs) for outputs in asked} == {("tokens",), ("tokens", "scores")}
+    exported.generate(**batch, ctc_beam_size=2)
+    assert asked[-1] == ["tokens", "scores", "log_probabilities"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("kind", ["implicit", "explicit"])
+def test_drafts_and_streams(loaded, batch, tokenizer, capsys, kind, precision):
+    _, exported = loaded(kind, precision)
+    out = exported.generate(**batch, output_trajectory=True, return_dict_in_generate=True)
+    for row, drafts in enumerate(out.trajectory):
+        assert len(drafts) == out.nfe[row]
+        assert drafts[-1].tokens.tolist() == lists(out.sequences)[row]
+    one = {name: value[:1, : int(batch["attention_mask"][0].sum())] for name, value in batch.items()}
+    exported.generate(**one, streamer=TerminalStreamer(tokenizer))
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_translation_pipeline(loaded, tokenizer, precision):
+    model, exported = loaded("mixed", precision)
+    translate = pipeline("translation", model=exported, tokenizer=tokenizer)
+    alone = [translate(sentence)[0] for sentence in ENGLISH]
+    assert translate(ENGLISH, batch_size=4) == alone
+    if precision == "fp32":
+        assert alone == pipeline("translation", model=model, tokenizer=tokenizer)(ENGLISH)
+    figures = translate("", return_figures=True)[0], translate(ENGLISH[0], return_figures=True)[0]
+    assert figures[0] == {"translation_text": ""}
+    assert figures[1]["nfe"] > 1
+
+
+def test_an_input_beyond_the_limits_is_refused(loaded, tokenizer):
+    _, exported = loaded("implicit", "fp32")
+    with pytest.raises(ValueError, match="A source of 65 tokens is longer than this export takes, which is 64; split"):
+        exported.generate(torch.full((1, 65), 7))
+    with pytest.raises(ValueError, match="The source is 129 positions long"):
+        exported.generate(torch.full((1, 129), 7))
+    assert exported.generate(torch.full((1, 64), 7)).shape[0] == 1
+    assert exported.generate(torch.tensor([[7]])).shape[0] == 1
+
+
+def test_options_that_do_not_fit_are_refused_as_in_torch(loaded, batch):
+    _, exported = loaded("implicit", "fp32")
+    with pytest.raises(ValueError, match="length_beams=2 needs config.length='predict'"):
+        exported.generate(**batch, length_beams=2)
+    with pytest.raises(ValueError, match="num_beams is not an option of generate"):
+        exported.generate(**batch, num_beams=2)
+    with pytest.raises(ValueError, match="input_sampling=True needs an input predictor"):
+        exported.generate(**batch, input_sampling=True)
+
+
+def test_another_device_is_refused(loaded):
+    _, exported = loaded("implicit", "fp32")
+    assert exported.to("cpu") is exported
+    with pytest.raises(ValueError, match="runs on the CPU, not on cuda"):
+        exported.to("cuda:0")
+
+
+def test_a_missing_or_old_onnxruntime_says_which_extra_to_install(exported, monkeypatch):
+    _, folders = exported("implicit")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ImportError, match=r"needs onnxruntime: pip install 'hf_deqnar\[onnx\]'"):
+        DeqNarOnnxModel.from_pretrained(folders["fp32"])
+    monkeypatch.setitem(sys.modules, "onnxruntime", types.SimpleNamespace(__version__="1.9.0"))
+    with pytest.raises(ImportError, match=r"onnxruntime 1.9.0 is too old.*pip install --upgrade 'hf_deqnar\[onnx\]'"):
+        DeqNarOnnxModel.from_pretrained(folders["fp32"])
+
+
+def test_damaged_and_mismatched_folders_are_refused(exported, tmp_path):
+    _, folders = exported("implicit")
+    _, others = exported("mixed")
+    mixed_up = tmp_path / "mixed_up"
+    shutil.copytree(folders["fp32"], mixed_up)
+    shutil.copy(others["fp32"] / "config.json", mixed_up)
+    with pytest.raises(ValueError, match="config.json is not the file that was exported: it is damaged or of another"):
+        DeqNarOnnxModel.from_pretrained(mixed_up)
+    cut = tmp_path / "cut"
+    shutil.copytree(folders["int8"], cut)
+    (cut / "head.onnx").write_bytes((cut / "head.onnx").read_bytes()[:1000])
+    with pytest.raises(ValueError, match="head.onnx is not the file that was exported"):
+        DeqNarOnnxModel.from_pretrained(cut)
+    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*head.onnx"):
+        runtime.Session(cut / "head.onnx", threads=1)
+    with pytest.raises(FileNotFoundError, match="is not an ONNX export.*name .*fp32 or .*int8"):
+        DeqNarOnnxModel.from_pretrained(folders["fp32"].parent)
+    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
+        DeqNarOnnxModel.from_pretrained(folders["fp32"], threads=0)
