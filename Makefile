@@ -1,17 +1,28 @@
-# `make test` on a machine with Python and pip is all it takes: it creates .venv, installs, and checks everything.
+# On a machine with Python and pip, `make demo` translates and `make test` checks everything; both create .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lint test clean
+.PHONY: install demo lint test clean
 
-$(VENV)/.installed: setup.py constraints.txt
+# What translating needs; the rest takes longer and is added by `make install`.
+$(VENV)/.translates: setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch -c constraints.txt
+	$(BIN)/pip install --quiet -e . -c constraints.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.translates
 	$(BIN)/pip install --quiet -e ".[train,track,plot,ctranslate2,onnx,test]" -c constraints.txt
 	touch $@
 
 install: $(VENV)/.installed
+
+demo: $(VENV)/.translates
+	@echo "Each sentence is written at once, and then settles: a line for every evaluation that changes it."
+	@echo
+	@$(BIN)/hf-deqnar translate --watch "Where is the train station?" "I would like a cup of coffee." \
+		"My brother has lived in Berlin for three years."
 
 lint: install
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ setup(
     license_files=["LICENSE"],
     package_dir={"": "src"},
     packages=find_packages("src"),
-    package_data={"hf_deqnar": ["py.typed"]},
+    package_data={"hf_deqnar": ["py.typed", "box/*.json", "box/*.safetensors", "box/README.md"]},
     python_requires=">=3.10",
     install_requires=["torch>=2.6", "transformers>=5.22,<6", "safetensors", "tokenizers", "numpy", "tqdm"],
     extras_require={

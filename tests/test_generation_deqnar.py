@@ -484,23 +484,23 @@ def test_transformers_own_streamers_work(tokenizer, capsys):
         assert tokenizer.decode(sequences[0]).split()[-1] in capsys.readouterr().out
 
 
-def test_the_terminal_streamer_redraws_in_place_and_lists_drafts_elsewhere(tokenizer):
+def test_the_terminal_streamer_numbers_the_evaluations_that_changed_something(tokenizer):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
+    first, second = tokenizer("A man is riding")["input_ids"], tokenizer("A horse is riding")["input_ids"]
     for stream in (Terminal(), io.StringIO()):
         streamer = TerminalStreamer(tokenizer, stream)
-        first, second = tokenizer("A man")["input_ids"], tokenizer("A horse")["input_ids"]
-        for tokens in (first, first, second):
-            streamer.put_draft(value=torch.tensor(tokens))
-        streamer.put(torch.tensor(second))
-        streamer.end()
-        if stream.isatty():
-            assert stream.getvalue().count("\r\033[K") == 3
-            assert stream.getvalue().endswith("\r\033[KA horse\n")
-        else:
-            assert stream.getvalue() == "A man\nA horse\nA horse\n"
+        for _ in range(2):  # a second sentence begins anew
+            for tokens in (first, first, second):
+                streamer.put_draft(value=torch.tensor(tokens))
+            streamer.put(torch.tensor(second))
+            streamer.end()
+        marked = stream.getvalue()
+        plain = re.sub(r"\033\[\dm", "", marked)
+        assert plain == "   1  A man is riding\n   3  A horse is riding\n  =>  A horse is riding\n" * 2
+        assert re.findall(r"\033\[1m(\w+)", marked) == (["horse"] * 2 if stream.isatty() else [])
 
 
 def test_nan_in_the_weights_is_an_error():

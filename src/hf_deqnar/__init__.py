@@ -4,6 +4,7 @@ Importing this package registers the model with transformers' Auto classes and t
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
@@ -16,6 +17,8 @@ from .modeling_recurrent import RecurrentConfig, RecurrentForConditionalGenerati
 from .pipeline_deqnar import DeqNarTranslationPipeline, register_translation_pipeline
 
 __version__ = "0.1.0"
+
+BOX = str(Path(__file__).parent / "box")  # folder of the model that comes with the package
 
 
 def register_auto_classes() -> None:
@@ -56,6 +59,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "BOX",
     "DeqNarConfig",
     "DeqNarForConditionalGeneration",
     "DeqNarGenerateOutput",

@@ -172,32 +172,50 @@ class DeqNarGenerateOutput(ModelOutput):
     trajectory: list[list[Draft]] | None = None
 
 
+PLAIN, STRONG, PALE = "\033[0m", "\033[1m", "\033[2m"  # how a terminal writes from here on
+
+
 class TerminalStreamer:
-    """Redraws one sentence as it settles: on a terminal in place, otherwise a line per draft.
+    """Shows a sentence settle: a line for every evaluation that changed it, with its number, and then the translation.
+
+    On a terminal the words that an evaluation changed stand out.
 
     >>> model.generate(**batch, streamer=TerminalStreamer(tokenizer))                      # doctest: +SKIP
     """
 
     def __init__(self, tokenizer: Any, stream: TextIO | None = None) -> None:
         self.tokenizer, self.stream = tokenizer, sys.stdout if stream is None else stream
-        self.in_place = self.stream.isatty()
-        self.previous: str | None = None
+        self.on_terminal = self.stream.isatty()
+        self.evaluations = 0
+        self.previous: list[str] | None = None
 
     def put_draft(self, value: Tensor, **rest) -> None:
-        text = self.tokenizer.decode(value.reshape(-1), skip_special_tokens=True)
-        if text == self.previous:
-            return
-        self.previous = text
-        self.stream.write(f"\r\033[K\033[2m{text}\033[0m" if self.in_place else f"{text}\n")
-        self.stream.flush()
+        self.evaluations += 1
+        words = self.words(value)
+        if words != self.previous:
+            self.write(str(self.evaluations), self.mark(words) if self.on_terminal else " ".join(words))
+        self.previous = words
 
     def put(self, value: Tensor) -> None:
-        text = self.tokenizer.decode(value.reshape(-1), skip_special_tokens=True)
-        self.stream.write(f"\r\033[K{text}\n" if self.in_place else f"{text}\n")
-        self.stream.flush()
+        self.write("=>", " ".join(self.words(value)))
 
     def end(self) -> None:
-        self.previous = None
+        self.evaluations, self.previous = 0, None
+
+    def words(self, value: Tensor) -> list[str]:
+        return self.tokenizer.decode(value.reshape(-1), skip_special_tokens=True).split()
+
+    def mark(self, words: list[str]) -> str:
+        """A draft is pale, but for the words that are not as they were in the one before."""
+        before = words if self.previous is None else self.previous
+        parts = []
+        for kind, _, _, first, last in difflib.SequenceMatcher(None, before, words, autojunk=False).get_opcodes():
+            parts += [f"{PALE if kind == 'equal' else STRONG}{word}{PLAIN}" for word in words[first:last]]
+        return " ".join(parts)
+
+    def write(self, label: str, text: str) -> None:
+        self.stream.write(f"{label:>4}  {text}\n")
+        self.stream.flush()
 
 
 @dataclass

@@ -25,6 +25,8 @@ SHIPPED = sorted((Path(__file__).parents[2] / "ladders").glob("*.yaml"))
 QUICK = {"train_data": "{data}/train.jsonl", "source": "en", "target": "de", "max_steps": 4, "save_steps": 1}
 QUICK |= {"max_tokens": 200, "warmup_steps": 1, "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
 SMALL = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
+ABOUT = {"title": "Dogs and horses", "dataset": "Six Sentences", "licence": "cc-by-2.0"}
+ABOUT |= {"attribution": "Sentences by nobody in particular.", "limits": "Knows six sentences."}
 LADDER = {
     "test": "{data}/test.jsonl",
     "source": "en",
@@ -170,6 +172,11 @@ def test_a_rung_that_fails_leaves_the_others_alone(house, in_process, capsys, tm
         ("rungs/implicit/like", "nobody", "rung 'implicit' is like 'nobody', but there is no such rung"),
         ("rungs/implicit/like", "implicit", "rung 'implicit' is like itself"),
         ("rungs/distilled/curve", [1], "rung 'distilled': a corpus is not decoded"),
+        ("about", "Tatoeba", "about must hold name: value entries"),
+        ("about", {**ABOUT, "license": "mit"}, "about: 'license' is not a key; there are title, dataset, licence"),
+        ("about", {"title": "A model"}, "about: 'dataset' is missing"),
+        ("about", {**ABOUT, "licence": 2.0}, "about: 'licence' must be a text, not 2.0"),
+        ("about", {**ABOUT, "limits": " "}, "about: 'limits' must be a text, not ' '"),
         ("rungs/data", {"verb": "train"}, "'data' cannot be a rung's name"),
         ("rungs/stacked/title", "the teacher", "rungs 'teacher' and 'stacked' have the same title"),
         ("rungs/teacher/decode", {"beam 5": 5}, "rung 'teacher': decode must hold options of generate by a name"),

@@ -1,10 +1,14 @@
 import json
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 from transformers import BertConfig, BertModel, pipeline
+
+import hf_deqnar
+from hf_deqnar.cli.main import main
 
 from ..conftest import SENTENCES
 from ..test_generation_deqnar import reranker
@@ -116,9 +120,26 @@ def test_watching_shows_drafts_and_then_the_answer(run, saved, expected):
     done = run("translate", "--model", saved["ctc"], "--watch", ENGLISH[0], "", ENGLISH[1])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")
-    assert len(lines) > 4
-    assert expected[0] in lines
-    assert lines[-2] == expected[1]
+    assert lines[0] == ENGLISH[0]
+    assert lines[1].startswith("   1  ")
+    answers = [line for line in lines if line.startswith("  =>  ")]
+    assert answers == [f"  =>  {' '.join(text.split())}" for text in expected[:2]]
+    figures = lines[lines.index(answers[1]) + 1]
+    assert re.fullmatch(r"      (settled|stopped) after \d+ evaluations of the decoder, residual \d\.\de-\d\d", figures)
+    after_the_first = lines.index(answers[0]) + 2
+    assert lines[after_the_first : after_the_first + 3] == ["", "", ENGLISH[1]]  # the empty sentence between them
+
+
+def test_without_a_name_the_model_in_the_box_translates(saved, expected, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(hf_deqnar, "BOX", str(saved["ctc"]))
+    assert main(["translate", *ENGLISH]) == 0
+    assert capsys.readouterr().out.splitlines() == [" ".join(text.splitlines()) for text in expected]
+    records = pipeline("translation", model=hf_deqnar.BOX)(ENGLISH)
+    assert [record["translation_text"] for record in records] == expected
+    monkeypatch.setattr(hf_deqnar, "BOX", str(tmp_path / "box"))
+    assert main(["translate", "hello"]) == 1
+    said = "hf-deqnar translate: This copy of the package has no model in the box; name one with --model.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_answers_come_while_the_input_is_still_open(saved, expected):
@@ -163,7 +184,6 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
     (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:1000])
     model = ["--model", saved["predict"]]
     for arguments, message in [
-        (["hello"], "No model is named"),
         (["--model", tmp_path / "nothing", "hello"], "neither a model directory nor a model that the hub offers"),
         (["--model", tmp_path, "hello"], "is a directory without a config.json"),
         (["--model", bert, "hello"], "holds a bert model, which cannot translate"),

@@ -13,6 +13,12 @@ A ladder is a YAML file:
     test: "{data}/test.jsonl.gz"           # with source and target, what every rung is evaluated on
     source: en
     target: de
+    about:                                 # if models of it are released: what their cards say
+      title: Everyday English to German
+      dataset: Tatoeba
+      licence: cc-by-2.0                   # of the models, as the Hub spells it
+      attribution: Whose sentences they are, and where they come from.
+      limits: What the models cannot do.
     defaults:                              # settings of every rung of a verb
       train: {max_tokens: 2048, seed: 1, …}
     rungs:
@@ -56,7 +62,8 @@ from .loading import train_extra
 from .report import load_figure
 
 VERBS = ("teacher", "distill", "train", "energy")
-KEYS = ("test", "source", "target", "defaults", "rungs")
+KEYS = ("test", "source", "target", "about", "defaults", "rungs")
+ABOUT = ("title", "dataset", "licence", "attribution", "limits")
 RUNG_KEYS = ("verb", "like", "settings", "decode", "seeds", "curve", "title")
 CURVE_TOLERANCE = 1e-6  # so that a curve's budgets, not the tolerance, end its solves
 PATIENCE = 5.0  # seconds between two looks at what other processes do
@@ -102,6 +109,7 @@ class Ladder:
     test: dict[str, str]
     data: Path
     output: Path
+    about: dict[str, str] | None = None
 
     def result(self, name: str) -> Path:
         """What a rung makes: a folder with a model, or a corpus."""
@@ -179,6 +187,7 @@ def read_ladder(path: Path, data: Path, output: Path) -> Ladder:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     check_keys(content, KEYS, str(path), needed=("test", "source", "target", "rungs"))
+    check_about(content.get("about"), f"{path}: about")
     entries = content["rungs"]
     check_keys(entries, tuple(entries or ()), f"{path}: rungs")
     titles: dict[str, str] = {}
@@ -191,7 +200,7 @@ def read_ladder(path: Path, data: Path, output: Path) -> Ladder:
         if titles.setdefault(rung.title, name) != name:
             raise ValueError(f"{path}: rungs '{titles[rung.title]}' and '{name}' have the same title; they are two.")
     test = {"data": content["test"], "source": content["source"], "target": content["target"]}
-    ladder = Ladder(rungs, test, data, output)
+    ladder = Ladder(rungs, test, data, output, content.get("about"))
     above: set[str] = set()
     for rung in rungs.values():
         missing = sorted(rung.needs() - above)
@@ -211,6 +220,16 @@ def check_keys(content: Any, known: tuple[str, ...], where: str, needed: tuple[s
     for key in needed:
         if key not in content:
             raise ValueError(f"{where}: '{key}' is missing.")
+
+
+def check_about(about: Any, where: str) -> None:
+    """All of it or nothing: a card without a licence or an attribution must not be published by oversight."""
+    if about is None:
+        return
+    check_keys(about, ABOUT, where, needed=ABOUT)
+    for key, text in about.items():
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{where}: '{key}' must be a text, not {text!r}.")
 
 
 def inherit(entries: dict[str, Any], name: str, path: Path, seen: tuple[str, ...] = ()) -> dict[str, Any]:

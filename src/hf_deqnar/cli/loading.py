@@ -15,6 +15,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
+import hf_deqnar
+
 from ..corpus.tokenizer import load_tokenizer
 from ..export.manifest import is_export
 from ..export.runtime import DeqNarOnnxModel
@@ -27,6 +29,13 @@ def train_extra(what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"{what} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
+
+
+def model_in_the_box() -> str:
+    """The folder of the model that comes with the package, if it does."""
+    if not (Path(hf_deqnar.BOX) / "config.json").is_file():
+        raise FileNotFoundError("This copy of the package has no model in the box; name one with --model.")
+    return hf_deqnar.BOX
 
 
 def check_model(name: str) -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import bench, distill, energy, evaluate, export, ladder, report, teacher, train, translate
+from . import bench, distill, energy, evaluate, export, ladder, release, report, teacher, train, translate
 
 VERBS = {
     "translate": translate,
@@ -15,6 +15,7 @@ VERBS = {
     "evaluate": evaluate,
     "report": report,
     "ladder": ladder,
+    "release": release,
     "bench": bench,
     "export": export,
 }

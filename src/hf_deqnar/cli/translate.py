@@ -1,6 +1,7 @@
 """Translate arguments, a file or standard input, line by line.
 
-    hf-deqnar translate --model my-model "A man is riding a horse."
+    hf-deqnar translate "A man is riding a horse."
+    hf-deqnar translate --watch "A man is riding a horse."
     hf-deqnar translate --model my-model --input corpus.en > corpus.de
 
 A line that cannot be translated gives an empty line and a message on stderr; the others are not affected, and the exit
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from ..generation_deqnar import Options, TerminalStreamer
 from ..pipeline_deqnar import DeqNarTranslationPipeline, clean_text
-from .loading import load_model
+from .loading import load_model, model_in_the_box
 
 # Options of `generate` that are flags here; their help comes from there.
 FLAGS = {
@@ -39,7 +40,7 @@ FLAGS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="*", help="sentences; without any, lines are read from --input or stdin")
     parser.add_argument("--input", type=Path, metavar="FILE", help="a text file, one sentence a line")
-    parser.add_argument("--model", help="a directory or hub id")
+    parser.add_argument("--model", help="a directory or hub id; the model in the box if not given")
     parser.add_argument("--device", help="such as cpu or cuda:0; the best there is if not given")
     parser.add_argument(
         "--runtime", choices=("torch", "onnx"), help="what runs it; what the model is made for by default"
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nbest", type=int, default=1, help="translations per sentence: line, rank, text (default: 1)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--jsonl", action="store_true", help="one JSON object a line: text, nfe, residual, score")
-    shown.add_argument("--watch", action="store_true", help="show each sentence settle")
+    shown.add_argument("--watch", action="store_true", help="show each sentence settle, evaluation by evaluation")
 
 
 @dataclass
@@ -70,14 +71,14 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     if options.watch and options.nbest > 1:
         raise ValueError("--watch shows one translation; leave out --nbest or --watch.")
-    if options.model is None:
-        raise ValueError("No model is named; give a directory or hub id with --model.")
     if options.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, not {options.batch_size}.")
     if options.text and options.input is not None:
         raise ValueError("Give sentences or --input, not both.")
     if options.input is not None and not options.input.is_file():
         raise FileNotFoundError(f"There is no file {options.input}.")
+    if options.model is None:
+        options.model = model_in_the_box()
     model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
     pipeline = DeqNarTranslationPipeline(model=model, tokenizer=tokenizer, task="translation", device=model.device)
     settings = generate_settings(options, model.config)
@@ -107,7 +108,7 @@ def generate_settings(options: argparse.Namespace, config: object) -> dict:
         beams = "ctc_beam_size" if config.length == "ctc" else "length_beams"
         asked[beams] = max(asked.get(beams, 1), options.nbest)
         asked["num_return_sequences"] = options.nbest
-    if options.jsonl:
+    if options.jsonl or options.watch:
         asked["return_figures"] = True
     return asked
 
@@ -172,6 +173,9 @@ def translate_lines(
                 line.problem = str(error)
     if options.watch:
         settings = {**settings, "streamer": TerminalStreamer(pipeline.tokenizer)}
+        for line in lines:
+            if line.problem is None and clean_text(line.text):
+                print(clean_text(line.text), flush=True)
     records = iter(translate_good(pipeline, [line for line in lines if line.problem is None], settings))
     for line in lines:
         if line.problem is not None:
@@ -197,7 +201,8 @@ def translate_good(pipeline: DeqNarTranslationPipeline, lines: list[Line], setti
 
 def show(line: Line, translations: list[dict], options: argparse.Namespace) -> None:
     if options.watch and clean_text(line.text):
-        return  # the streamer has shown it
+        print(f"      {settling(translations[0])}\n", flush=True)  # the streamer has shown the text
+        return
     for rank, translation in enumerate(translations, start=1):
         text = translation.pop("translation_text")
         if options.jsonl:
@@ -207,3 +212,11 @@ def show(line: Line, translations: list[dict], options: argparse.Namespace) -> N
             # A translation must stay one line, whatever it holds.
             text = " ".join(text.splitlines())
             print(f"{line.number}\t{rank}\t{text}" if options.nbest > 1 else text, flush=True)
+
+
+def settling(figures: dict) -> str:
+    """How a sentence came about."""
+    count = f"{figures['nfe']} evaluation{'' if figures['nfe'] == 1 else 's'} of the decoder"
+    if "residual" not in figures:
+        return f"written in {count}"
+    return f"{'settled' if figures['converged'] else 'stopped'} after {count}, residual {figures['residual']:.1e}"
