@@ -8,6 +8,10 @@ from collections.abc import Callable
 import torch
 import transformers
 
+from ..configuration_deqnar import DeqNarConfig
+from ..layers_deqnar import BranchEnd
+from ..modeling_deqnar import DeqNarForConditionalGeneration
+
 
 def machine(threads: int) -> dict[str, str | int]:
     """Where the figures come from."""
@@ -26,6 +30,16 @@ def _processor() -> str:
         return names[0] if names else platform.processor()
     except FileNotFoundError:  # not Linux
         return platform.processor() or platform.machine()
+
+
+@torch.no_grad()
+def untrained_model(config: DeqNarConfig) -> DeqNarForConditionalGeneration:
+    """Random weights whose layers add as much as trained ones do; else every equilibrium would be found at once."""
+    model = DeqNarForConditionalGeneration(config)
+    for module in model.modules():
+        if isinstance(module, BranchEnd):
+            module.weight.div_(module.initial_gain)
+    return model
 
 
 def interleaved_seconds(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..configuration_deqnar import PRESETS, DeqNarConfig
 from ..modeling_deqnar import DeqNarForConditionalGeneration
-from .common import machine, markdown_table
+from .common import machine, markdown_table, untrained_model
 
 GRADIENTS = {
     "one_step": {"gradient": "one_step"},
@@ -67,7 +67,7 @@ def _model(options: argparse.Namespace, **fields) -> DeqNarForConditionalGenerat
     torch.manual_seed(options.seed)
     layers = {"encoder_layers": options.layers, "decoder_layers": options.layers}
     config = DeqNarConfig.preset(options.preset, vocab_size=options.vocabulary, **layers, **fields)
-    return DeqNarForConditionalGeneration(config).train()
+    return untrained_model(config).train()
 
 
 def _step_bytes(model: DeqNarForConditionalGeneration, options: argparse.Namespace) -> int:

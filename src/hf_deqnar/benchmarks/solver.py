@@ -16,7 +16,7 @@ from ..configuration_deqnar import DeqNarConfig
 from ..fixed_point import SOLVERS, measure_residual, solve
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..transition_deqnar import BoundTransition
-from .common import interleaved_seconds, machine, markdown_table
+from .common import interleaved_seconds, machine, markdown_table, untrained_model
 
 THEIR_NAMES = {"picard": "fixed_point_iter", "anderson": "anderson", "broyden": "broyden"}
 
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     if options.model is None:
-        model = DeqNarForConditionalGeneration(DeqNarConfig.preset("small", vocab_size=4000))
+        model = untrained_model(DeqNarConfig.preset("small", vocab_size=4000))
     else:
         model = DeqNarForConditionalGeneration.from_pretrained(options.model)
     problem = Problem.ragged(model.eval(), options.rows, options.shortest, options.longest)

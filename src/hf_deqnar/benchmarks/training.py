@@ -33,7 +33,7 @@ from ..objectives.objective import Objective, parse_objective
 from ..objectives.targets import reference
 from ..training.allocator import keep_freed_memory
 from ..training.batching import TokenBudgetSampler
-from .common import machine, markdown_table
+from .common import machine, markdown_table, untrained_model
 from .memory import peak_bytes
 
 WARM_UP = 2  # steps of every contender before the clock starts
@@ -184,7 +184,7 @@ class Worker:
         self.objective = parse_objective(options.objective, **contender.settings)
         length = "ctc" if "ctc" in options.objective.split("+") else "predict"
         size = {"vocab_size": options.vocabulary, "length": length}
-        self.model = DeqNarForConditionalGeneration(DeqNarConfig.preset(options.preset, **size, **contender.fields))
+        self.model = untrained_model(DeqNarConfig.preset(options.preset, **size, **contender.fields))
         self.model.train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=5e-4, betas=(0.9, 0.98), fused=True)
         self.batches = caption_batches(options.vocabulary, options.max_tokens, options.steps, options.seed)
