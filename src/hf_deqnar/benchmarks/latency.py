@@ -127,14 +127,24 @@ def samples_by_length(comparison: Comparison, lengths: list[int], count: int) ->
 def nearest(
     length: int, texts: list[str], sources: list[list[int]], tokenize: Callable[[str], list[int]], count: int
 ) -> dict[str, Any]:
-    """`count` sources nearest to a length; neighbours are joined only if too few are within a tenth of it by nature."""
+    """`count` sources within a tenth of a length, spread over the data: sentences as they are; if those are too few,
+    neighbours joined; if even those are, whatever is nearest."""
+
+    def distance(candidate: tuple[list[int], bool]) -> int:
+        return abs(len(candidate[0]) - length)
+
     slack = max(1, length // 10)
-    candidates = [(source, False) for source in sources]
-    if sum(abs(len(source) - length) <= slack for source in sources) < count:
-        candidates += [(tokenize(text), True) for text in joined_texts(length, texts, sources)]
-    candidates.sort(key=lambda candidate: abs(len(candidate[0]) - length))  # stable: sentences as they are come first
-    chosen = candidates[:count]
-    return {"sources": [source for source, _ in chosen], "joined": sum(several for _, several in chosen)}
+    whole, several = [(source, False) for source in sources], []
+    if sum(distance(candidate) <= slack for candidate in whole) < count:
+        several = [(tokenize(text), True) for text in joined_texts(length, texts, sources)]
+    chosen = []
+    for candidates in (whole, several):
+        fitting = [candidate for candidate in candidates if distance(candidate) <= slack]
+        chosen += [fitting[place] for place in contenders.spread(fitting, count - len(chosen))]
+    if len(chosen) < count:  # then all that fit are among them
+        others = [candidate for candidate in whole + several if distance(candidate) > slack]
+        chosen += sorted(others, key=distance)[: count - len(chosen)]
+    return {"sources": [source for source, _ in chosen], "joined": sum(is_joined for _, is_joined in chosen)}
 
 
 def joined_texts(length: int, texts: list[str], sources: list[list[int]]) -> list[str]:
