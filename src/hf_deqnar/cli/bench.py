@@ -4,9 +4,16 @@ import argparse
 import json
 from pathlib import Path
 
-from ..benchmarks import memory, solver, training
+from ..benchmarks import latency, memory, solver, throughput, training
+from .loading import load_model
 
-BENCHMARKS = {"solver": solver, "memory": memory, "training": training}
+BENCHMARKS = {
+    "solver": solver,
+    "memory": memory,
+    "training": training,
+    "latency": latency,
+    "throughput": throughput,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         module.add_arguments(benchmark)
         benchmark.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
-        benchmark.set_defaults(measure=module.measure, table=module.table)
+        # Benchmarks know nothing of the command line; those that load several models are given its way to do so.
+        benchmark.set_defaults(measure=module.measure, table=module.table, load=load_model)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,0 +1,336 @@
+"""Who takes part in `bench latency` and `bench throughput`, and in which sentences.
+
+    ours      eager torch, exported to ONNX in fp32 and int8; at its own tolerance, and at several budgets
+    teacher   transformers' `generate` (with its key-value cache), CTranslate2 in fp32 and int8; greedy, beam 5
+    rival     CTranslate2 in fp32 and int8; greedy, beam 5
+
+A contender takes token ids and gives token ids. All are given the very same ones: there is one tokenizer, and texts
+become tokens before the clock starts and tokens texts after it stopped.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..corpus.evaluation import metrics, reference_streams
+from ..corpus.reading import Pair, read_parallel
+from ..corpus.teachers import Teacher, TeacherOptions, Translate, make_translate
+from ..export.agreement import LEAST_AGREEMENT, agreement
+from ..export.graphs import check_exportable, check_packages, export_model
+from ..export.manifest import PRECISIONS
+from ..export.runtime import DeqNarOnnxModel, import_onnxruntime
+from ..generation_deqnar import Options, check_same_tokens
+from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..pipeline_deqnar import clean_text, longest_source
+
+OURS, TEACHER, RIVAL = "ours", "teacher", "rival"
+GROUPS = ("onnx", "ctranslate2")  # what can be left out
+BUDGETS = [2, 4, 8]
+SEARCHES = {"greedy": 1, "beam 5": 5}
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # what CTranslate2 calls our precisions
+COMPARED = 20  # sentences on which an export is compared with its model
+
+# Name of a model → the model and its tokenizer, with errors that a user can act on; the command line has one.
+Load = Callable[..., tuple[PreTrainedModel, PreTrainedTokenizerBase]]
+
+
+@dataclass
+class Contender:
+    """One way to translate."""
+
+    system: str  # ours, teacher, rival
+    runtime: str
+    search: str  # what it stops at, or how it searches
+    translate: Translate
+    count_evaluations: Callable[[list[list[int]]], list[int]] | None = None  # ours only
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}, {self.runtime}, {self.search}"
+
+
+@dataclass
+class Comparison:
+    """All that is loaded: contenders and sentences."""
+
+    contenders: dict[str, Contender]
+    model: DeqNarForConditionalGeneration
+    tokenizer: PreTrainedTokenizerBase
+    pairs: list[Pair]
+    sources: list[list[int]]  # token ids of every pair's source
+    longest: int  # tokens of a source that every contender can read
+    cut: int  # sources that were longer
+
+    def describe(self, options: argparse.Namespace) -> dict[str, Any]:
+        """What the figures are about."""
+        names = ("model", "teacher", "rival", "data", "source", "target", "sentences", "repeats", "without")
+        own = self.model.generation_config
+        changed = [option.name for option in fields(Options) if getattr(own, option.name) != option.default]
+        return {
+            **{name: getattr(options, name) for name in names},
+            "export": None if options.export is None else str(options.export),
+            "cut_sources": self.cut,
+            "generation_config": {name: str(getattr(own, name)) for name in changed},
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser, sentences: int, repeats: int) -> None:
+    parser.add_argument("--model", required=True, help="ours: a directory or hub id")
+    parser.add_argument("--export", type=Path, metavar="FOLDER", help="what hf-deqnar export wrote; made if not given")
+    parser.add_argument("--teacher", required=True, help="an autoregressive model with the same tokenizer")
+    parser.add_argument("--rival", help="another one, such as one with a deep encoder and a one-layer decoder")
+    parser.add_argument("--data", required=True, help="JSONL, TSV or CSV (.gz), or the beginning of two aligned files")
+    parser.add_argument("--source", required=True, help="column (or file ending) of the source language")
+    parser.add_argument("--target", required=True, help="column (or file ending) of the references")
+    parser.add_argument("--sentences", type=int, default=sentences, help="how many, spread over the data")
+    parser.add_argument("--repeats", type=int, default=repeats, help="timed turns of every contender with each input")
+    parser.add_argument("--threads", type=int, default=1, help="of every contender")
+    parser.add_argument(
+        "--budgets",
+        type=int,
+        nargs="*",
+        help=f"most evaluations of our model, beside its own tolerance ({' '.join(map(str, BUDGETS))} if not given)",
+    )
+    parser.add_argument("--without", nargs="+", choices=GROUPS, default=[], help="leave these runtimes out")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse what cannot be measured, before anything is loaded."""
+    for name in ("sentences", "repeats", "threads"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {getattr(options, name)}.")
+    if options.budgets and min(options.budgets) < 1:
+        raise ValueError(f"--budgets {min(options.budgets)}: a solve needs at least one evaluation.")
+    if options.budgets and len(set(options.budgets)) < len(options.budgets):
+        raise ValueError("A number stands twice in --budgets; each makes a row of its own.")
+    if "onnx" in options.without and options.export is not None:
+        raise ValueError("--export is of no use with --without onnx; leave out one of them.")
+    if "ctranslate2" in options.without and options.rival is not None:
+        raise ValueError("--rival runs in CTranslate2, which --without leaves out; leave out one of them.")
+    metrics()  # says what to install if scoring is not possible
+    if "onnx" not in options.without:
+        (check_packages if options.export is None else import_onnxruntime)()
+    if "ctranslate2" not in options.without and find_spec("ctranslate2") is None:
+        raise ImportError(
+            "The comparison with CTranslate2 needs ctranslate2: pip install 'hf_deqnar[ctranslate2]', or leave it out "
+            "with --without ctranslate2."
+        )
+
+
+@contextmanager
+def compared(options: argparse.Namespace) -> Iterator[Comparison]:
+    """Everything loaded (by `options.load`), converted and found comparable, while this lasts."""
+    check(options)
+    load = options.load
+    pairs = [
+        pair for pair in read_parallel(options.data, options.source, options.target) if clean_text(pair.source)
+    ]  # to an empty sentence there is nothing to say
+    if len(pairs) < options.sentences:
+        raise ValueError(
+            f"{options.data} has {len(pairs)} sentences, which is less than --sentences {options.sentences}."
+        )
+    torch.set_num_threads(options.threads)  # CTranslate2 is given as many
+    model, tokenizer = load(options.model, "cpu", runtime="torch")
+    if model.config.model_type != "deqnar":
+        raise ValueError(f"--model {options.model} is of type {model.config.model_type}, not deqnar; name one of ours.")
+    budgets = check_budgets(options.budgets, model.config.refinement)
+    teachers = {TEACHER: load_teacher(options.teacher, load, tokenizer, pairs)}
+    if options.rival is not None:
+        teachers[RIVAL] = load_teacher(options.rival, load, tokenizer, pairs)
+    limits = [longest_source(one.config) for one in (model, *(teacher.model for teacher in teachers.values()))]
+    longest = min(limit for limit in limits if limit is not None)
+    sources, cut = as_tokens([pair.source for pair in pairs], tokenizer, longest)
+    with tempfile.TemporaryDirectory() as folder:
+        contenders = our_contenders(model.float(), "torch fp32", budgets)
+        if "onnx" not in options.without:
+            exports = load_exports(model, tokenizer, options, Path(folder))
+            check_same_model(
+                model, exports["fp32"], options.export, [sources[place] for place in spread(pairs, COMPARED)]
+            )
+            for precision, export in exports.items():
+                contenders += our_contenders(export, f"ONNX {precision}", budgets)
+        contenders += transformers_contenders(teachers[TEACHER])
+        if "ctranslate2" not in options.without:
+            for system, teacher in teachers.items():
+                contenders += ctranslate2_contenders(system, teacher, Path(folder) / system)
+        named = {contender.name: contender for contender in contenders}
+        yield Comparison(named, model, tokenizer, pairs, sources, longest, cut)
+
+
+def packages_of(options: argparse.Namespace) -> list[str]:
+    """What else than torch and transformers has a part in the figures."""
+    return [{"onnx": "onnxruntime"}.get(group, group) for group in GROUPS if group not in options.without]
+
+
+def check_budgets(budgets: list[int] | None, refinement: str) -> list[int]:
+    if refinement != "stacked":
+        return BUDGETS if budgets is None else budgets
+    if budgets:
+        raise ValueError(
+            f"--budgets {' '.join(map(str, budgets))} has no effect on a stacked model, which is evaluated once; "
+            "leave it out."
+        )
+    return []
+
+
+def load_teacher(name: str, load: Load, tokenizer: PreTrainedTokenizerBase, pairs: list[Pair]) -> Teacher:
+    """An autoregressive model that reads and writes the very tokens of ours."""
+    model, its_own = load(name, "cpu", runtime="torch")
+    if model.config.model_type == "deqnar":
+        raise ValueError(f"{name} is a deqnar model; what it is compared with should be autoregressive.")
+    check_same_tokens(tokenizer, its_own, name)
+    for pair in pairs:
+        text = clean_text(pair.source)
+        if tokenizer(text)["input_ids"] != its_own(text)["input_ids"]:
+            raise ValueError(f"The tokenizer of {name} splits '{text}' otherwise than the model's; both must be one.")
+    model.generation_config.use_cache = True
+    return Teacher(name, model.float(), tokenizer)
+
+
+def load_exports(
+    model: DeqNarForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    options: argparse.Namespace,
+    folder: Path,
+) -> dict[str, DeqNarOnnxModel]:
+    """By precision, from where they were exported to, or freshly exported."""
+    check_exportable(model.config)
+    given = options.export
+    if given is None:
+        given = folder / "export"
+        export_model(model, tokenizer, given)
+    return {name: DeqNarOnnxModel.from_pretrained(given / name, threads=options.threads) for name in PRECISIONS}
+
+
+def check_same_model(
+    model: DeqNarForConditionalGeneration, export: DeqNarOnnxModel, folder: Path | None, sources: list[list[int]]
+) -> None:
+    """Whether what is called ours is one model."""
+    found = []
+    for system in (model, export):
+        translate = our_translate(system, {})
+        found.append([translate([source])[0] for source in sources])
+    same = agreement(*found).tokens
+    if same < LEAST_AGREEMENT:
+        raise ValueError(
+            f"{folder or 'The export'}: fp32 has only {same:.1%} of its tokens in common with the model; it is of "
+            "another one, or was made before its last change. Export the model again."
+        )
+
+
+def our_contenders(
+    model: DeqNarForConditionalGeneration | DeqNarOnnxModel, runtime: str, budgets: list[int]
+) -> list[Contender]:
+    """At the tolerance that comes with it, and at budgets that may end a solve earlier."""
+    own = model.config.tol if model.generation_config.tol is None else model.generation_config.tol
+    stops = {"one evaluation" if model.config.refinement == "stacked" else f"tol {own:g}": {}}
+    stops |= {f"max_nfe {budget}": {"max_nfe": budget} for budget in budgets}
+    return [
+        Contender(OURS, runtime, stop, our_translate(model, settings), our_evaluations(model, settings))
+        for stop, settings in stops.items()
+    ]
+
+
+def our_translate(model: DeqNarForConditionalGeneration | DeqNarOnnxModel, settings: dict[str, Any]) -> Translate:
+    def translate(batch: list[list[int]]) -> list[list[int]]:
+        return model.generate(**padded(batch, model.config.pad_token_id), **settings).tolist()
+
+    return translate
+
+
+def our_evaluations(
+    model: DeqNarForConditionalGeneration | DeqNarOnnxModel, settings: dict[str, Any]
+) -> Callable[[list[list[int]]], list[int]]:
+    def count(batch: list[list[int]]) -> list[int]:
+        inputs = padded(batch, model.config.pad_token_id)
+        return model.generate(**inputs, **settings, return_dict_in_generate=True).nfe.tolist()
+
+    return count
+
+
+def padded(batch: list[list[int]], padding: int) -> dict[str, Tensor]:
+    longest = max(map(len, batch))
+    tokens = [row + [padding] * (longest - len(row)) for row in batch]
+    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in batch]
+    return {"input_ids": torch.tensor(tokens), "attention_mask": torch.tensor(mask)}
+
+
+def transformers_contenders(teacher: Teacher) -> list[Contender]:
+    return [
+        Contender(TEACHER, "transformers", search, make_translate(teacher, TeacherOptions(num_beams=beams), Path()))
+        for search, beams in SEARCHES.items()
+    ]
+
+
+def ctranslate2_contenders(system: str, teacher: Teacher, folder: Path) -> list[Contender]:
+    """It takes tokens as text; looking them up is part of its time, and a few hundredths of a millisecond."""
+    folder.mkdir()
+    return [
+        Contender(
+            system,
+            f"CTranslate2 {precision}",
+            search,
+            make_translate(
+                teacher, TeacherOptions(num_beams=beams, backend="ctranslate2", compute_type=compute_type), folder
+            ),
+        )
+        for precision, compute_type in COMPUTE_TYPES.items()
+        for search, beams in SEARCHES.items()
+    ]
+
+
+def as_tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[list[int]], int]:
+    """Token ids of every text, and how many texts had to be cut."""
+    whole = [tokenizer(clean_text(text))["input_ids"] for text in texts]
+    cut = [place for place, tokens in enumerate(whole) if len(tokens) > longest]
+    for place in cut:
+        whole[place] = tokenizer(clean_text(texts[place]), truncation=True, max_length=longest)["input_ids"]
+    return whole, len(cut)
+
+
+def spread(items: list[Any], count: int | None) -> list[int]:
+    """Places of `count` items, evenly spread, as test sets are often sorted; of all if there are not as many.
+
+    >>> spread(list("abcdefgh"), 3)
+    [0, 2, 5]
+    """
+    count = len(items) if count is None else min(count, len(items))
+    return [number * len(items) // count for number in range(count)]
+
+
+def translate_in_batches(translate: Translate, sources: list[list[int]], size: int) -> list[list[int]]:
+    """Token ids of all translations in the order of the sources, in batches of similar length."""
+    found: list[list[int]] = [[]] * len(sources)
+    for places in batches_of_similar_length(sources, size):
+        for place, tokens in zip(places, translate([sources[place] for place in places]), strict=True):
+            found[place] = tokens
+    return found
+
+
+def batches_of_similar_length(sources: list[list[int]], size: int) -> list[list[int]]:
+    """Places of sources."""
+    order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
+def score(found: list[list[int]], pairs: list[Pair], tokenizer: PreTrainedTokenizerBase) -> dict[str, float | str]:
+    """sacreBLEU of translations that are still token ids."""
+    texts = [text.strip() for text in tokenizer.batch_decode(found, skip_special_tokens=True)]
+    bleu, _ = metrics()
+    figure = bleu.corpus_score(texts, reference_streams(pairs)).score
+    return {"bleu": figure, "bleu_signature": str(bleu.get_signature())}
+
+
+def count_tokens(found: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens of translations, without padding and the like."""
+    special = set(tokenizer.all_special_ids)
+    return sum(token not in special for row in found for token in row)

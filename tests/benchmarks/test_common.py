@@ -1,0 +1,40 @@
+import numpy
+import pytest
+
+from hf_deqnar.benchmarks.common import in_milliseconds, machine, take_turns
+
+
+def test_contenders_take_turns_and_who_begins_rotates():
+    calls = []
+
+    def contender(name):
+        def run(one):
+            calls.append((name, one))
+            return name + one
+
+        return run
+
+    turns = take_turns({name: contender(name) for name in "abc"}, ["x", "y"], repeats=2, warm_up=1)
+    warm_up = [("a", "x"), ("b", "x"), ("c", "x")]
+    first = [("a", "x"), ("b", "x"), ("c", "x"), ("b", "y"), ("c", "y"), ("a", "y")]
+    second = [("c", "x"), ("a", "x"), ("b", "x"), ("a", "y"), ("b", "y"), ("c", "y")]
+    assert calls == warm_up + first + second
+    assert turns.answers == {"a": ["ax", "ay"], "b": ["bx", "by"], "c": ["cx", "cy"]}
+    for name in "abc":
+        assert [len(repeat) for repeat in turns.seconds[name]] == [2, 2]
+        assert all(second >= 0 for repeat in turns.seconds[name] for second in repeat)
+
+
+@pytest.mark.parametrize("count", [1, 2, 19, 100])
+def test_percentiles_are_those_of_the_sorted_times(count):
+    times = numpy.random.default_rng(count).permutation(count) / 1000  # 0 … count − 1 milliseconds
+    figures = in_milliseconds(times)
+    assert figures["median"] == pytest.approx((count - 1) / 2)
+    assert figures["p95"] == pytest.approx(0.95 * (count - 1))
+    assert figures["mean"] == pytest.approx((count - 1) / 2)
+
+
+def test_a_machine_names_what_had_a_part_in_the_figures():
+    assert "numpy" not in machine(1)
+    assert machine(2, "numpy")["numpy"] == numpy.__version__
+    assert machine(2)["threads"] == 2
