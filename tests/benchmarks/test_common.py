@@ -1,7 +1,12 @@
 import numpy
 import pytest
+import torch
 
-from hf_deqnar.benchmarks.common import in_milliseconds, machine, take_turns
+from hf_deqnar import DeqNarForConditionalGeneration
+from hf_deqnar.benchmarks.common import in_milliseconds, machine, take_turns, untrained_model
+from hf_deqnar.layers_deqnar import BranchEnd
+
+from ..conftest import small_config
 
 
 def test_contenders_take_turns_and_who_begins_rotates():
@@ -38,3 +43,13 @@ def test_a_machine_names_what_had_a_part_in_the_figures():
     assert "numpy" not in machine(1)
     assert machine(2, "numpy")["numpy"] == numpy.__version__
     assert machine(2)["threads"] == 2
+
+
+def test_untrained_models_have_layers_that_add_something(monkeypatch):
+    config = small_config()
+    torch.manual_seed(0)
+    expected = DeqNarForConditionalGeneration(config).state_dict()  # in tests the gain is one
+    monkeypatch.setattr(BranchEnd, "initial_gain", 0.1)
+    torch.manual_seed(0)
+    for name, weight in untrained_model(config).state_dict().items():
+        torch.testing.assert_close(weight, expected[name])
