@@ -145,7 +145,10 @@ def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house
     assert main(["ladder", *house(changed("rungs/implicit/settings", {"config": {"memory": 3}}))]) == 1
     said = capsys.readouterr().err
     assert "Rung 'implicit' was run by another recipe (config was" in said
-    assert main(["ladder", *house(changed("defaults/teacher/max_steps", 5), "--only", "stacked")]) == 1
+    other = changed("rungs/teacher/decode", {"greedy": {"num_beams": 2, "max_length": 9}})
+    assert main(["ladder", *house(other, "--only", "teacher", "--table")]) == 0
+    assert "not run" in capsys.readouterr().out  # what was measured is another decoding of that name
+    assert main(["ladder", *house(changed("defaults/teacher/max_steps", 5), "--only", "stacked", "--table")]) == 1
     assert "Rung 'teacher' was run by another recipe (max_steps was 4 and is 5)" in capsys.readouterr().err
 
 

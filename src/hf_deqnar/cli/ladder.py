@@ -164,6 +164,8 @@ def run(options: argparse.Namespace) -> int:
     with train_extra("Climbing a ladder"):
         ladder = read_ladder(options.ladder, options.data, options.output)
     names = wanted(ladder, options.only)
+    for name in names:
+        check_recipe(ladder, ladder.rungs[name])
     if options.plot is not None:
         plot(ladder, names, options.plot)
     if options.table:
@@ -320,8 +322,6 @@ def wanted(ladder: Ladder, only: list[str] | None) -> list[str]:
 def climb(ladder: Ladder, names: list[str]) -> int:
     """Run what is ready until nothing is left; a rung that fails does not stop those that do not need it."""
     ladder.output.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        check_recipe(ladder, ladder.rungs[name])
     failed: dict[str, str] = {}
     while True:
         left = [name for name in names if not ladder.done(name) and not hopeless(ladder, name, failed)]
@@ -471,9 +471,9 @@ def table(ladder: Ladder, names: list[str]) -> str:
     rows, signatures = [], set()
     for title, rungs in by_title(ladder, names).items():
         trained = [figures for figures in map(ladder.figures, rungs) if figures is not None]
-        for decoding in ladder.rungs[rungs[0]].decode:
+        for decoding, options in ladder.rungs[rungs[0]].decode.items():
             label = f"{title}, {decoding}" if decoding else title
-            done = [figures for figures in trained if decoding in figures["decodings"]]
+            done = [one for one in trained if one["decodings"].get(decoding, {}).get("options") == options]
             if not done:
                 rows.append([label, "not run", *[""] * (len(headers) - 2)])
                 continue
