@@ -1,5 +1,6 @@
 """What benchmarks share: the machine's description, taking turns, and tables."""
 
+import ast
 import platform
 import statistics
 import time
@@ -104,6 +105,24 @@ def in_milliseconds(seconds: Iterable[float]) -> dict[str, float]:
     times = 1000 * numpy.array(list(seconds))
     figures = {"median": numpy.median(times), "p95": numpy.percentile(times, 95), "mean": times.mean()}
     return {name: round(float(figure), 6) for name, figure in figures.items()}
+
+
+def read_options(text: str) -> dict[str, Any]:
+    """Options as users write them behind a name.
+
+    >>> read_options("length_beams=5,solver=broyden")
+    {'length_beams': 5, 'solver': 'broyden'}
+    """
+    options: dict[str, Any] = {}
+    for assignment in text.split(","):
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"'{assignment}' in '{text}' is not of the form option=value.")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value  # a word
+    return options
 
 
 def markdown_table(headers: list[str], rows: list[list[object]]) -> str:

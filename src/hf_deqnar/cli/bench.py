@@ -4,13 +4,14 @@ import argparse
 import json
 from pathlib import Path
 
-from ..benchmarks import latency, memory, solver, throughput, training
+from ..benchmarks import decoding, latency, memory, solver, throughput, training
 from .loading import load_model
 
 BENCHMARKS = {
     "solver": solver,
     "memory": memory,
     "training": training,
+    "decoding": decoding,
     "latency": latency,
     "throughput": throughput,
 }

@@ -8,12 +8,11 @@ compared with the first by paired bootstrap.
 """
 
 import argparse
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
-from ..benchmarks.common import markdown_table
+from ..benchmarks.common import markdown_table, read_options
 from ..corpus.evaluation import compare, score, translate_sentences
 from ..corpus.reading import read_parallel
 from .loading import load_model
@@ -34,17 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse_system(text: str) -> tuple[str, dict[str, Any]]:
     """'model,length_beams=5' → ('model', {'length_beams': 5})."""
-    name, *assignments = text.split(",")
-    options = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise ValueError(f"'{assignment}' in '{text}' is not of the form option=value.")
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = value  # a word, such as solver=broyden
-    return name, options
+    name, comma, options = text.partition(",")
+    return name, read_options(options) if comma else {}
 
 
 def run(options: argparse.Namespace) -> None:
