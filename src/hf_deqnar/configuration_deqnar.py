@@ -66,6 +66,8 @@ class DeqNarConfig(PreTrainedConfig):
         latent_kl_factor, latent_free_bits: weight of their KL term, and how many nats a position may use for free.
         input_predictor: whether there is a head that says which positions of a proxy input are masked, for
             `generate(input_sampling=True)` and the MPLE report.
+        shortlist_size, shortlist_common: tokens a source token brings to its sentence's shortlist, and tokens that are
+            on all of them; 0 if the model has none. Set by `hf-deqnar shortlist`, which learns the lists.
         objective: what the model was trained with, such as `ctc+glat`; set by the trainer, read by the report.
 
     >>> DeqNarConfig.preset("tiny", vocab_size=4000, length="ctc").d_model
@@ -136,6 +138,8 @@ class DeqNarConfig(PreTrainedConfig):
     latent_free_bits: float | int = 0.0
 
     input_predictor: bool = False
+    shortlist_size: int = 0
+    shortlist_common: int = 0
     objective: str | None = None
 
     def __post_init__(self, **kwargs) -> None:
@@ -215,6 +219,13 @@ class DeqNarConfig(PreTrainedConfig):
                 )
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model} must be even: positions are pairs of sine and cosine.")
+
+        sizes = (self.shortlist_size, self.shortlist_common)
+        if not all(0 <= size <= self.vocab_size for size in sizes) or (sizes[0] > 0) != (sizes[1] > 0):
+            raise ValueError(
+                f"shortlist_size={self.shortlist_size} and shortlist_common={self.shortlist_common} must both be 0 (no "
+                f"shortlist) or between 1 and vocab_size={self.vocab_size}; hf-deqnar shortlist sets them."
+            )
 
     def _check_tokens(self) -> None:
         tokens = {field: getattr(self, field) for field in ("pad_token_id", "mask_token_id", "blank_token_id")}

@@ -15,10 +15,12 @@ from typing import Any, TextIO
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.utils import ModelOutput
 
 from .alignment import collapse, full_precision, pack, prefix_beam_search, starts_of_runs
+from .shortlist_deqnar import Words, never_written
 
 
 @dataclass
@@ -43,6 +45,10 @@ class Options:
     )
     sampling_seed: int = field(default=0, metadata={"help": "Another number, another draw of input_sampling."})
     ctc_beam_size: int = field(default=1, metadata={"help": "Prefixes kept by CTC beam search; 1 takes the best path."})
+    shortlist: bool | None = field(
+        default=None,
+        metadata={"help": "Look only at the tokens on the model's shortlist; if unset, wherever it has one."},
+    )
     deduplicate: bool = field(default=False, metadata={"help": "Merge equal neighbouring tokens."})
     reranker: Any = field(
         default=None, metadata={"help": "A seq2seq model (or its name) with the same vocabulary that picks the best."}
@@ -94,6 +100,8 @@ class DeqNarGenerationConfig(GenerationConfig):
         for name in ("input_sampling", "deduplicate", "return_dict_in_generate", "output_trajectory"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        if self.shortlist not in (None, True, False):
+            raise ValueError(f"shortlist must be unset, True or False, not {self.shortlist!r}.")
         if self.tol is not None and not (isinstance(self.tol, (int, float)) and self.tol > 0):
             raise ValueError(f"tol must be unset or above 0, not {self.tol!r}.")
 
@@ -248,7 +256,7 @@ class DraftReader:
         self.drafts: list[list[Draft]] | None = [[] for _ in self.lengths] if options.output_trajectory else None
 
     def __call__(self, rows: Tensor, value: Tensor, residual: Tensor | None) -> Tensor | None:
-        tokens = self.read(value)
+        tokens = self.read(rows, value)
         width = tokens.shape[1]
         known = self.candidates.canvas[rows, :width] != self.mask_token
         tokens = torch.where(known, self.candidates.tokens[rows, :width], tokens)
@@ -272,7 +280,7 @@ class DraftReader:
         text, count = collapse(tokens[None], length, self.blank, self.blank)
         return text[0, : int(count)]
 
-    def restart(self, read: Callable[[Tensor], Tensor]) -> None:
+    def restart(self, read: Callable[[Tensor, Tensor], Tensor]) -> None:
         """A new pass begins, read through another canvas: nothing has been stable in it yet."""
         self.read = read
         self.tokens.fill_(-1)
@@ -369,6 +377,8 @@ class DeqNarGenerationMixin:
             )
         if settings.stop_on_stable_tokens is not None and self.config.refinement == "stacked":
             raise ValueError("stop_on_stable_tokens has nothing to stop: refinement='stacked' evaluates once.")
+        if settings.shortlist and self.model.shortlist is None:
+            raise ValueError("shortlist=True, but this model has none; give it one with hf-deqnar shortlist.")
         if settings.input_sampling:
             self._check_input_sampling(settings)
 
@@ -390,9 +400,11 @@ class DeqNarGenerationMixin:
     ) -> tuple[Candidates, list[list[Draft]] | None]:
         """Encode, lay out the canvases, and refine them in `refinement_passes` solves; two if inputs are sampled."""
         source = self.model.read_source(input_ids, source_mask)
+        words = self._words(input_ids, source_mask, settings)
         canvas_lengths = self._canvas_lengths(source.length_logits, source_mask, settings)  # sentences, beams
         sentence = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(canvas_lengths.shape[1])
         source, source_mask = source.select(sentence), source_mask[sentence]
+        words = None if words is None else words.select(sentence)
 
         canvas = self.model.masked_canvas(canvas_lengths.flatten())
         mask = self.model.check_canvas(canvas, None)
@@ -414,7 +426,7 @@ class DeqNarGenerationMixin:
                 candidates.canvas = reveal_sampled(candidates, noise)
             elif number > 0:
                 candidates.canvas = mask_weakest(candidates, number, passes, self.config.mask_token_id)
-            bound = self.model.bind(candidates.canvas, mask, source.seen, source_mask, source.projected)
+            bound = self.model.bind(candidates.canvas, mask, source.seen, source_mask, source.projected, words)
             if reader is not None:
                 reader.restart(partial(self._read_draft, bound))
             found = self.model.refine(
@@ -423,7 +435,7 @@ class DeqNarGenerationMixin:
             if reader is not None and self.config.refinement == "explicit" and int(found.nfe.max()) > 1:
                 # The evaluation that gives the features comes after the solve, which the reader has watched.
                 reader(torch.arange(len(sentence), device=sentence.device), found.value, found.residual)
-            self._update(candidates, found, keep_all=settings.ctc_beam_size > 1)
+            self._update(candidates, found, words, keep_all=settings.ctc_beam_size > 1)
             if settings.input_sampling:
                 candidates.masked_chances = self.model.input_head(found.value).float().sigmoid()
         return candidates, None if reader is None else reader.drafts
@@ -437,29 +449,49 @@ class DeqNarGenerationMixin:
         lengths = self.model.predicted_lengths(length_logits, source_mask.sum(dim=1), settings.length_beams)
         return lengths.clamp_max(min(settings.max_length, self.config.max_position_embeddings))
 
-    def _logits(self, features: Tensor) -> Tensor:
-        """Logits without the tokens that are never part of a text."""
-        logits = self.lm_head(features).float()
-        logits[..., never_written(self.config)] = float("-inf")
+    def _words(self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig) -> Words | None:
+        """What each sentence may be made of; None for the whole vocabulary."""
+        if self.model.shortlist is None or settings.shortlist is False:
+            return None
+        return self.model.shortlist(input_ids, source_mask)
+
+    def _logits(self, features: Tensor, words: Words | None) -> Tensor:
+        """Logits of the words, or of all tokens; without those that are never part of a text."""
+        never = never_written(self.config)
+        if words is None:
+            logits = self.lm_head(features).float()
+        else:
+            logits = words.hide(functional.linear(features, self.lm_head.weight[words.tokens]).float())
+            never = torch.searchsorted(words.tokens, torch.tensor(never, device=words.tokens.device))
+        logits[..., never] = float("-inf")
         return logits
 
-    def read_tokens(self, features: Tensor) -> Tensor:
+    def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
         """The likeliest token of every position."""
-        return self._logits(features).argmax(dim=-1)
+        best = self._logits(features, words).argmax(dim=-1)
+        return best if words is None else words.tokens[best]
 
-    def read_scored(self, features: Tensor, keep_all: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def read_scored(
+        self, features: Tensor, keep_all: bool, words: Words | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The likeliest token of every position, its log-probability and, with `keep_all`, those of all tokens."""
-        log_probabilities = self._logits(features).log_softmax(dim=-1)
+        log_probabilities = self._logits(features, words).log_softmax(dim=-1)
         scores, tokens = log_probabilities.max(dim=-1)
-        return tokens, scores, log_probabilities if keep_all else None
+        if words is not None:
+            tokens = words.tokens[tokens]
+        if not keep_all:
+            return tokens, scores, None
+        return tokens, scores, log_probabilities if words is None else words.spread(log_probabilities, self.config)
 
-    def _read_draft(self, bound: Any, value: Tensor) -> Tensor:
+    def _read_draft(self, bound: Any, rows: Tensor, value: Tensor) -> Tensor:
         """Tokens from the last evaluation; an explicit model's state is not what they are read from."""
-        return self.read_tokens(bound.context.latest["features"] if self.config.refinement == "explicit" else value)
+        features = bound.context.latest["features"] if self.config.refinement == "explicit" else value
+        words = bound.context.words
+        return self.read_tokens(features, None if words is None else words.select(rows))
 
-    def _update(self, candidates: Candidates, found: Any, keep_all: bool) -> None:
+    def _update(self, candidates: Candidates, found: Any, words: Words | None, keep_all: bool) -> None:
         """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
-        tokens, scores, log_probabilities = self.read_scored(found.value, keep_all)
+        tokens, scores, log_probabilities = self.read_scored(found.value, keep_all, words)
         if scores.isnan().any():
             raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
         masked = candidates.canvas == self.config.mask_token_id
@@ -529,12 +561,6 @@ class DeqNarGenerationMixin:
                 self.generation_config = DeqNarGenerationConfig.from_pretrained(pretrained_model_name_or_path, **where)
             except OSError:
                 return  # a repository without generation_config.json: the defaults of __init__ stand
-
-
-def never_written(config: Any) -> list[int]:
-    """The tokens that are never part of a text."""
-    never = {config.pad_token_id, config.mask_token_id, config.bos_token_id}
-    return [token for token in never if token is not None]
 
 
 def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:

@@ -24,6 +24,7 @@ from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from .landscape import held_weights, rescale_weights, rescaling_of
 from .layers_deqnar import DecoderLayer, Encoder, Positions, Record, RecurrentStack, additive_mask
 from .refinement_deqnar import RefinementMixin, Source
+from .shortlist_deqnar import UNKNOWN, Shortlist, Words
 from .transition_deqnar import TRANSITIONS, BoundTransition, Context, RecurrentTransition
 
 if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
@@ -211,6 +212,9 @@ class DeqNarPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
+        elif isinstance(module, Shortlist):
+            init.constant_(module.companions, UNKNOWN)
+            init.constant_(module.common, UNKNOWN)
 
 
 class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
@@ -231,6 +235,7 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
         self.length_head = LengthHead(config) if config.length == "predict" else None
         self.latent_head = LatentHead(config) if config.latent == "vae" else None
         self.input_head = InputHead(config) if config.input_predictor else None
+        self.shortlist = Shortlist(config) if config.shortlist_size else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -282,9 +287,13 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
         memory: Tensor,
         source_mask: Tensor,
         projected: list[tuple[Tensor, Tensor]] | None = None,
+        words: Words | None = None,
     ) -> BoundTransition:
         """The transition as a function of the state alone: the canvas injected, dropout drawn."""
         injection = self.inject(canvas, canvas_mask, memory, source_mask)
+        embedding = self.shared.weight
+        if words is not None and self.config.refinement in ("explicit", "mixed"):  # others do not predict on the way
+            embedding = embedding[words.tokens]
         context = Context(
             injection=injection,
             canvas_mask=additive_mask(canvas_mask, injection.dtype),
@@ -292,8 +301,9 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
             memory_mask=additive_mask(source_mask, injection.dtype),
             source_lengths=source_mask.sum(dim=1),
             kept=self.transition.hold_dropout(injection),
-            embedding=self.shared.weight,
+            embedding=embedding,
             scale=self.embedding_scale,
+            words=words,
         )
         return BoundTransition(self.transition, context)
 

@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 from .alignment import likeliest
 from .configuration_deqnar import DeqNarConfig
 from .layers_deqnar import DecoderLayer, Record, RecurrentStack
+from .shortlist_deqnar import Words
 
 
 @dataclass
@@ -23,8 +24,9 @@ class Context:
     memory_mask: Tensor | None  # rows, 1, 1, source; additive
     source_lengths: Tensor  # rows
     kept: list[Tensor] | None  # held dropout of every layer: rows, branch, canvas, width; scaled to keep the mean
-    embedding: Tensor | None  # vocabulary, width; None where a graph holds it
+    embedding: Tensor | None  # vocabulary, width; only the words if there are any; None where a graph holds it
     scale: float  # what a token's embedding is multiplied by on its way in
+    words: Words | None = None  # all that may be predicted, if not every token may
     latest: dict[str, Tensor] = field(default_factory=dict)  # shared by all that is narrowed from here
 
     def select(self, rows: Tensor) -> "Context":
@@ -39,6 +41,7 @@ class Context:
             memory_mask=None if self.memory_mask is None else self.memory_mask[rows, :, :, :source],
             source_lengths=source_lengths,
             kept=None if self.kept is None else [kept[rows] for kept in self.kept],
+            words=None if self.words is None else self.words.select(rows),
         )
 
     def trim(self, positions: int) -> "Context":
@@ -128,7 +131,8 @@ class MixedTransition(Transition):
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
         with torch.no_grad():
-            tokens = likeliest(predict(features, context))
+            logits = predict(features, context)
+            tokens = likeliest(logits) if context.words is None else logits.argmax(dim=-1)  # words are few
         embedded = functional.embedding(tokens, context.embedding) * context.scale
         return features + self.fusion(torch.cat([features, embedded], dim=-1))
 
@@ -153,8 +157,9 @@ TRANSITIONS: dict[str, type[Transition]] = {
 
 
 def predict(features: Tensor, context: Context) -> Tensor:
-    """Logits through the tied embedding: rows × canvas × vocabulary."""
-    return functional.linear(features, context.embedding)
+    """Logits through the tied embedding: rows × canvas × vocabulary, or words."""
+    logits = functional.linear(features, context.embedding)
+    return logits if context.words is None else context.words.hide(logits)
 
 
 def draw_kept(like: Tensor, shape: tuple[int, ...], dropout: float) -> Tensor:

@@ -8,6 +8,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is part of the onnx extra
 import torch
 
 from hf_deqnar import DeqNarOnnxModel
+from hf_deqnar.corpus.shortlist import add_shortlist
 from hf_deqnar.export.graphs import export_model
 
 from ..conftest import SENTENCES, small_model, with_input_predictor
@@ -17,7 +18,8 @@ KINDS = {
     "implicit": {"refinement": "implicit", "length": "ctc", "weight_norm": "weight", "layer_norm": "pre"},
     "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},
     "stacked": {"refinement": "stacked", "length": "predict", "positions": "learned", "layernorm_embedding": True},
-    "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True},
+    "mixed with a shortlist": {"refinement": "mixed", "length": "ctc", "shortlist": True},
+    "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True, "shortlist": True},
 }
 
 
@@ -34,12 +36,16 @@ def exported(tokenizer, batch, tmp_path_factory):
     def make(kind: str) -> tuple:
         if kind not in made:
             fields = {**KINDS[kind], "vocab_size": len(tokenizer), "encoder_layers": 1, "decoder_layers": 1}
+            shortlist = fields.pop("shortlist", False)
             if fields.pop("input_predictor", False):
                 model = with_input_predictor(batch["input_ids"], **fields).float()
             else:
                 model = small_model(torch.float32, **fields)
             if model.model.latent_head is not None:
                 torch.nn.init.normal_(model.model.latent_head.prior.weight, std=0.3)
+            if shortlist:
+                texts = [tokenizer(list(side))["input_ids"] for side in zip(*SENTENCES, strict=True)]
+                add_shortlist(model, *texts, size=8, common=60)
             made[kind] = (model, export_model(model, tokenizer, tmp_path_factory.mktemp(kind)))
         return made[kind]
 

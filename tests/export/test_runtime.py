@@ -29,6 +29,8 @@ def options_of(model) -> list[dict]:
         options += [{"stop_on_stable_tokens": 2}, {"solver": "broyden", "tol": 1e-2}, {"max_nfe": 1}]
     if model.model.input_head is not None:
         options += [{"input_sampling": True}]
+    if model.model.shortlist is not None:
+        options += [{"shortlist": False}]
     return options
 
 
@@ -50,8 +52,9 @@ def test_the_states_are_those_of_torch(loaded, batch, kind):
         lengths = mask.sum(dim=1) * 2
         canvas = model.model.masked_canvas(lengths)
         canvas_mask = canvas != 1
-        bound = exported.model.bind(canvas, canvas_mask, ours.seen, mask, ours.projected)
-        other = model.model.bind(canvas, canvas_mask, theirs.seen, mask, theirs.projected)
+        words, other_words = (one._words(batch["input_ids"], mask, one.generation_config) for one in (exported, model))
+        bound = exported.model.bind(canvas, canvas_mask, ours.seen, mask, ours.projected, words)
+        other = model.model.bind(canvas, canvas_mask, theirs.seen, mask, theirs.projected, other_words)
         inside = canvas_mask[:, :, None]
         state = torch.zeros_like(other.context.injection)
         for _ in range(3):

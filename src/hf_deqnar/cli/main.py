@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from . import bench, distill, energy, evaluate, export, ladder, release, report, teacher, train, translate
+from . import bench, distill, energy, evaluate, export, ladder, release, report, shortlist, teacher, train, translate
 
 VERBS = {
     "translate": translate,
@@ -18,6 +18,7 @@ VERBS = {
     "release": release,
     "bench": bench,
     "export": export,
+    "shortlist": shortlist,
 }
 
 

@@ -7,6 +7,7 @@
     head        features → the likeliest token, its log-probability, and the log-probabilities of all tokens
     input_head  only of models with an input predictor
 
+Wherever tokens are predicted, a model with a shortlist is also given the words to choose among.
 Rows, source and canvas are dynamic in all of them. The runtime that solves with them is in `runtime.py`.
 """
 
@@ -23,16 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..generation_deqnar import never_written
 from ..landscape import remove_rescaling
 from ..layers_deqnar import Positions, sinusoidal_positions
 from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from ..pipeline_deqnar import longest_source
+from ..shortlist_deqnar import Words, never_written
 from ..transition_deqnar import Context
-from .manifest import PRECISIONS, is_export, write_manifest
+from .manifest import PRECISIONS, SHORTLIST, is_export, write_manifest
 
 OPSET = 18
 # Quantised, f(z) jumps with every number that is rounded the other way. In two small implicit models with random
@@ -80,15 +82,21 @@ class TransitionGraph(nn.Module):
         self.core = core
 
     def forward(
-        self, state: Tensor, injection: Tensor, canvas_mask: Tensor, memory_mask: Tensor, *memory: Tensor
+        self, state: Tensor, injection: Tensor, canvas_mask: Tensor, memory_mask: Tensor, *rest: Tensor
     ) -> Tensor:
         core = self.core
-        pairs = list(zip(memory[::2], memory[1::2], strict=True))
-        context = Context(
-            injection, canvas_mask, pairs, memory_mask, None, None, core.shared.weight, core.embedding_scale
-        )
+        count = 2 * len(core.transition.layers)
+        memory = list(zip(rest[:count:2], rest[1:count:2], strict=True))
+        context = Context(injection, canvas_mask, memory, memory_mask, None, None, *choice(core, rest[count:]))
         evaluate = core.transition.features if core.config.refinement == "explicit" else core.transition
         return evaluate(state, context)
+
+
+def choice(core: DeqNarModel, words: tuple[Tensor, ...]) -> tuple[Tensor, float, Words | None]:
+    """What a context says of predicting: the embedding of what there is to choose among, its scale, the words."""
+    if not words:
+        return core.shared.weight, core.embedding_scale, None
+    return core.shared.weight[words[0]], core.embedding_scale, Words(*words)
 
 
 class FeedbackGraph(nn.Module):
@@ -98,14 +106,14 @@ class FeedbackGraph(nn.Module):
         super().__init__()
         self.core = core
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, *words: Tensor) -> Tensor:
         core = self.core
-        context = Context(features, None, [], None, None, None, core.shared.weight, core.embedding_scale)
+        context = Context(features, None, [], None, None, None, *choice(core, words))
         return core.transition.next_state(features, context)
 
 
 class HeadGraph(nn.Module):
-    """features → tokens, their log-probabilities, log-probabilities of the vocabulary.
+    """features → tokens, their log-probabilities, log-probabilities of the vocabulary, or of the words.
 
     The last is computed anyhow, and leaves the runtime only if it is asked for.
     """
@@ -117,9 +125,13 @@ class HeadGraph(nn.Module):
         bias[never_written(model.config)] = float("-inf")
         self.register_buffer("bias", bias)
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        log_probabilities = functional.linear(features, self.weight, self.bias).log_softmax(dim=-1)
-        return log_probabilities.argmax(dim=-1), log_probabilities.amax(dim=-1), log_probabilities
+    def forward(self, features: Tensor, *words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not words:
+            log_probabilities = functional.linear(features, self.weight, self.bias).log_softmax(dim=-1)
+            return log_probabilities.argmax(dim=-1), log_probabilities.amax(dim=-1), log_probabilities
+        logits = functional.linear(features, self.weight[words[0]], self.bias[words[0]])
+        log_probabilities = Words(*words).hide(logits).log_softmax(dim=-1)
+        return words[0][log_probabilities.argmax(dim=-1)], log_probabilities.amax(dim=-1), log_probabilities
 
 
 class Positional(nn.Module):
@@ -193,6 +205,14 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
         "canvas_mask": (torch.zeros(rows, 1, 1, canvas), {0: "rows", 3: "canvas"}),
         "memory_mask": (torch.zeros(rows, 1, 1, source), {0: "rows", 3: "source"}),
     }
+    words = {}
+    if core.shortlist is not None:
+        listed = torch.arange(11)  # any words will do
+        words = {
+            "words": (listed, {0: "words"}),
+            "outside": (torch.zeros(rows, 1, len(listed), dtype=torch.bool), {0: "rows", 2: "words"}),
+        }
+    predicting = words if config.refinement == "mixed" else {}
     scored = ["tokens", "scores", "log_probabilities"]
     blank = torch.full((rows, canvas), config.mask_token_id)
     graphs = {
@@ -201,12 +221,14 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
         ),
         "canvas": Graph(CanvasGraph(core), {"canvas": (blank, on_canvas), **copied}, ["injection"]),
         "transition": Graph(
-            TransitionGraph(core), {"state": hidden, "injection": hidden, **masks, **projected}, ["value"]
+            TransitionGraph(core),
+            {"state": hidden, "injection": hidden, **masks, **projected, **predicting},
+            ["value"],
         ),
-        "head": Graph(HeadGraph(model), {"features": hidden}, scored),
+        "head": Graph(HeadGraph(model), {"features": hidden, **words}, scored),
     }
     if config.refinement == "explicit":
-        graphs["feedback"] = Graph(FeedbackGraph(core), {"features": hidden}, ["value"])
+        graphs["feedback"] = Graph(FeedbackGraph(core), {"features": hidden, **words}, ["value"])
     if core.input_head is not None:
         graphs["input_head"] = Graph(core.input_head, {"features": hidden}, ["odds"])
     return graphs
@@ -337,6 +359,8 @@ def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: 
         options.tol = max(INT8_TOL, model.config.tol if options.tol is None else options.tol)
     options.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    if model.model.shortlist is not None:
+        save_file(model.model.shortlist.state_dict(), folder / SHORTLIST)
     limits = {"source": longest_source(model.config), "canvas": model.config.max_position_embeddings}
     write_manifest(folder, precision, OPSET, limits)
     target = output / precision

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..configuration_deqnar import DeqNarConfig
 from ..fixed_point import FixedPoint
 from ..generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from ..refinement_deqnar import RefinementMixin, Source
+from ..shortlist_deqnar import Shortlist, Words
 from ..transition_deqnar import BoundTransition, Context
-from .manifest import read_manifest
+from .manifest import SHORTLIST, read_manifest
 
 OLDEST = (1, 20)
 
@@ -50,6 +52,7 @@ class Session:
         except Exception as error:  # its exceptions have no common class of their own
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {reason}") from error
+        self.inputs = [one.name for one in self.session.get_inputs()]
         self.outputs = [output.name for output in self.session.get_outputs()]
 
     def __call__(self, inputs: dict[str, Tensor], outputs: list[str] | None = None) -> list[Tensor]:
@@ -63,6 +66,7 @@ class OnnxTransition(nn.Module):
     def __init__(self, graph: Session, feedback: Session | None) -> None:
         super().__init__()
         self.graph, self.feedback = graph, feedback
+        self.chooses = "words" in graph.inputs  # a mixed model with a shortlist
 
     def features(self, state: Tensor, context: Context) -> Tensor:
         """F(z + u, x) of an explicit model; f(z) of all others, whose state is what tokens are read from."""
@@ -70,13 +74,17 @@ class OnnxTransition(nn.Module):
         inputs |= {"canvas_mask": context.canvas_mask, "memory_mask": context.memory_mask}
         for layer, (key, value) in enumerate(context.memory):
             inputs |= {f"key_{layer}": key, f"value_{layer}": value}
+        if self.chooses:
+            inputs |= named(context.words)
         features = self.graph(inputs)[0]
         if self.feedback is not None:
             context.latest["features"] = features
         return features
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
-        return features if self.feedback is None else self.feedback({"features": features})[0]
+        if self.feedback is None:
+            return features
+        return self.feedback({"features": features, **named(context.words)})[0]
 
     def forward(self, state: Tensor, context: Context) -> Tensor:
         return self.next_state(self.features(state, context), context)
@@ -93,8 +101,16 @@ class OnnxCore(nn.Module, RefinementMixin):
 
     is_gradient_checkpointing = False
 
-    def __init__(self, config: DeqNarConfig, sessions: dict[str, Session], limits: dict[str, int], alone: bool) -> None:
+    def __init__(
+        self,
+        config: DeqNarConfig,
+        sessions: dict[str, Session],
+        limits: dict[str, int],
+        alone: bool,
+        shortlist: Shortlist | None,
+    ) -> None:
         super().__init__()
+        self.shortlist = shortlist
         self.config, self.limits, self.alone = config, limits, alone
         self.source, self.canvas = sessions["source"], sessions["canvas"]
         self.transition = OnnxTransition(sessions["transition"], sessions.get("feedback"))
@@ -137,6 +153,7 @@ class OnnxCore(nn.Module, RefinementMixin):
         memory: Tensor | None,
         source_mask: Tensor,
         projected: list[tuple[Tensor, Tensor]],
+        words: Words | None = None,
     ) -> BoundTransition:
         """The transition as a function of the state alone."""
         source_mask = source_mask[:, : projected[0][0].shape[2]]
@@ -152,6 +169,7 @@ class OnnxCore(nn.Module, RefinementMixin):
             kept=None,
             embedding=None,
             scale=1.0,
+            words=words,
         )
         return BoundTransition(self.transition, context)
 
@@ -172,6 +190,8 @@ class OnnxCore(nn.Module, RefinementMixin):
         found = []
         for row, length in enumerate(canvas_mask.sum(dim=1).tolist()):
             narrowed = bound.select(torch.tensor([row])).trim(length)
+            if narrowed.context.words is not None:
+                narrowed.context.words = bound.context.words.of_row(row)
             watch = None if observe is None else partial(observe_row, observe, row)
             found.append(super().refine(narrowed, canvas_mask[row : row + 1, :length], observe=watch, **options))
         joined = join(found)
@@ -194,6 +214,11 @@ def join(found: list[FixedPoint]) -> FixedPoint:
         nfe=torch.cat([one.nfe for one in found]),
         converged=torch.cat([one.converged for one in found]) if solved else None,
     )
+
+
+def named(words: Words | None) -> dict[str, Tensor]:
+    """Words as inputs of a graph; none for the graphs of a model without a shortlist."""
+    return {} if words is None else {"words": words.tokens, "outside": words.outside}
 
 
 def additive(mask: Tensor) -> Tensor:
@@ -229,11 +254,12 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         generation_config: DeqNarGenerationConfig,
         sessions: dict[str, Session],
         manifest: dict[str, Any],
+        shortlist: Shortlist | None,
     ) -> None:
         super().__init__()
         self.config, self.generation_config = config, generation_config
         self.precision = manifest["precision"]
-        self.model = OnnxCore(config, sessions, manifest["limits"], alone=self.precision == "int8")
+        self.model = OnnxCore(config, sessions, manifest["limits"], self.precision == "int8", shortlist)
         self.head = sessions["head"]
         self.train(False)
 
@@ -255,8 +281,11 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             for name in manifest["files"]
             if name.endswith(".onnx")
         }
-        config = DeqNarConfig.from_pretrained(folder)
-        return cls(config, DeqNarGenerationConfig.from_pretrained(folder), sessions, manifest)
+        config, shortlist = DeqNarConfig.from_pretrained(folder), None
+        if config.shortlist_size:
+            shortlist = Shortlist(config)
+            shortlist.load_state_dict(load_file(folder / SHORTLIST))
+        return cls(config, DeqNarGenerationConfig.from_pretrained(folder), sessions, manifest, shortlist)
 
     def can_generate(self) -> bool:
         return True
@@ -267,17 +296,34 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             raise ValueError(f"An ONNX export runs on the CPU, not on {device}; use the model in torch there.")
         return self
 
-    def read_tokens(self, features: Tensor) -> Tensor:
-        return self._read(features, ["tokens"])[0]
+    def _words(self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig) -> Words | None:
+        """As in torch; but the graphs of a model with a shortlist are always told what to choose among."""
+        words = super()._words(input_ids, source_mask, settings)
+        if words is None and self.model.shortlist is not None:
+            words = self.model.shortlist.whole_vocabulary()
+        if words is not None and words.outside is None:
+            words.outside = torch.zeros(len(input_ids), 1, len(words.tokens), dtype=torch.bool)
+        return words
 
-    def read_scored(self, features: Tensor, keep_all: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        found = self._read(features, ["tokens", "scores", "log_probabilities"][: 3 if keep_all else 2])
-        return found[0], found[1], found[2] if keep_all else None
+    def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
+        return self._read(features, words, ["tokens"])[0]
 
-    def _read(self, features: Tensor, outputs: list[str]) -> list[Tensor]:
+    def read_scored(
+        self, features: Tensor, keep_all: bool, words: Words | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        found = self._read(features, words, ["tokens", "scores", "log_probabilities"][: 3 if keep_all else 2])
+        if not keep_all:
+            return found[0], found[1], None
+        return found[0], found[1], found[2] if words is None else words.spread(found[2], self.config)
+
+    def _read(self, features: Tensor, words: Words | None, outputs: list[str]) -> list[Tensor]:
         """Row by row if sentences are treated alone; behind a row's end there are zeros then, which change no scale."""
-        groups = features.split(1) if self.model.alone else (features,)
-        parts = [self.head({"features": group}, outputs) for group in groups]
+        if not self.model.alone:
+            return self.head({"features": features, **named(words)}, outputs)
+        parts = []
+        for row in range(len(features)):
+            alone = None if words is None else words.of_row(row)
+            parts.append(self.head({"features": features[row : row + 1], **named(alone)}, outputs))
         return [torch.cat(several) for several in zip(*parts, strict=True)]
 
 

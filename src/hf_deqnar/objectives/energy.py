@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from ..alignment import full_precision
 from ..configuration_deqnar import DeqNarConfig
-from ..generation_deqnar import check_scorer, check_width, never_written
+from ..generation_deqnar import check_scorer, check_width
 from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..shortlist_deqnar import never_written
 from .objective import Term
 
 # (logits, temperature, generator) → distributions over the vocabulary
