@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.utils import ModelOutput
 
-from .alignment import collapse, full_precision, pack, prefix_beam_search, starts_of_runs
+from .alignment import collapse, full_precision, likeliest, pack, prefix_beam_search, starts_of_runs
 
 
 @dataclass
@@ -226,7 +226,7 @@ class Candidates:
     canvas: Tensor  # candidates, positions: what is injected
     mask: Tensor  # candidates, positions
     tokens: Tensor  # candidates, positions: what is read
-    scores: Tensor  # candidates, positions: log-probability of each token
+    scores: Tensor | None  # candidates, positions: log-probability of each token; None until somebody asks
     nfe: Tensor  # candidates
     residual: Tensor | None = None
     converged: Tensor | None = None
@@ -288,7 +288,6 @@ class DeqNarGenerationMixin:
 
     output_modalities = ("text",)
 
-    @torch.no_grad()
     def generate(
         self,
         input_ids: Tensor | None = None,
@@ -319,18 +318,29 @@ class DeqNarGenerationMixin:
                 f"A streamer shows one sentence, but the batch has {len(input_ids)}; pass them one by one."
             )
 
+        with torch.inference_mode():
+            output = self._translate(input_ids, source_mask, settings, streamer)
+        output = leave_inference_mode(output)
+        if streamer is not None:
+            streamer.put(output.sequences[0].cpu())
+            streamer.end()
+        return output if settings.return_dict_in_generate else output.sequences
+
+    def _translate(
+        self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
+    ) -> DeqNarGenerateOutput:
+        """What `generate` returns; all but the sequences only if it was asked for."""
         candidates, drafts = self._refine_candidates(input_ids, source_mask, settings, streamer)
         texts, scores, token_scores, candidate = self._read_texts(candidates, settings)
         if settings.reranker is not None:
             scores = self._rerank(settings.reranker, input_ids, source_mask, texts, candidates.sentence[candidate])
-        scores = demote_repeated(scores, texts, candidates.sentence[candidate])
-        chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
+        chosen: Tensor | slice = slice(None)
+        if len(texts) > len(input_ids):
+            scores = demote_repeated(scores, texts, candidates.sentence[candidate])
+            chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
         sequences = trim_padding(texts[chosen], self.config.pad_token_id)
-        if streamer is not None:
-            streamer.put(sequences[0].cpu())
-            streamer.end()
         if not settings.return_dict_in_generate:
-            return sequences
+            return DeqNarGenerateOutput(sequences)
         candidate = candidate[chosen]
         return DeqNarGenerateOutput(
             sequences=sequences,
@@ -391,8 +401,10 @@ class DeqNarGenerationMixin:
         """Encode, lay out the canvases, and refine them in `refinement_passes` solves; two if inputs are sampled."""
         source = self.model.read_source(input_ids, source_mask)
         canvas_lengths = self._canvas_lengths(source.length_logits, source_mask, settings)  # sentences, beams
-        sentence = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(canvas_lengths.shape[1])
-        source, source_mask = source.select(sentence), source_mask[sentence]
+        sentence = torch.arange(len(input_ids), device=input_ids.device)
+        if canvas_lengths.shape[1] > 1:
+            sentence = sentence.repeat_interleave(canvas_lengths.shape[1])
+            source, source_mask = source.select(sentence), source_mask[sentence]
 
         canvas = self.model.masked_canvas(canvas_lengths.flatten())
         mask = self.model.check_canvas(canvas, None)
@@ -401,7 +413,7 @@ class DeqNarGenerationMixin:
             canvas=canvas,
             mask=mask,
             tokens=canvas,
-            scores=torch.zeros(canvas.shape, dtype=torch.float32, device=canvas.device),
+            scores=None,
             nfe=torch.zeros_like(sentence),
         )
         watching = settings.stop_on_stable_tokens is not None or settings.output_trajectory
@@ -423,7 +435,8 @@ class DeqNarGenerationMixin:
             if reader is not None and self.config.refinement == "explicit" and int(found.nfe.max()) > 1:
                 # The evaluation that gives the features comes after the solve, which the reader has watched.
                 reader(torch.arange(len(sentence), device=sentence.device), found.value, found.residual)
-            self._update(candidates, found, keep_all=settings.ctc_beam_size > 1)
+            scored = passes > 1 or settings.return_dict_in_generate or canvas_lengths.shape[1] > 1
+            self._update(candidates, found, scored, keep_all=settings.ctc_beam_size > 1)
             if settings.input_sampling:
                 candidates.masked_chances = self.model.input_head(found.value).float().sigmoid()
         return candidates, None if reader is None else reader.drafts
@@ -440,38 +453,47 @@ class DeqNarGenerationMixin:
     def _logits(self, features: Tensor) -> Tensor:
         """Logits without the tokens that are never part of a text."""
         logits = self.lm_head(features).float()
-        logits[..., never_written(self.config)] = float("-inf")
+        if not logits.sum().isfinite():
+            raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+        for token in never_written(self.config):
+            logits[..., token].fill_(float("-inf"))
         return logits
 
     def read_tokens(self, features: Tensor) -> Tensor:
         """The likeliest token of every position."""
-        return self._logits(features).argmax(dim=-1)
+        return likeliest(self._logits(features))
 
     def read_scored(self, features: Tensor, keep_all: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         """The likeliest token of every position, its log-probability and, with `keep_all`, those of all tokens."""
-        log_probabilities = self._logits(features).log_softmax(dim=-1)
-        scores, tokens = log_probabilities.max(dim=-1)
-        return tokens, scores, log_probabilities if keep_all else None
+        logits = self._logits(features)
+        tokens = likeliest(logits)
+        if not keep_all:
+            return tokens, logits.gather(-1, tokens[..., None])[..., 0] - logits.logsumexp(dim=-1), None
+        log_probabilities = logits.log_softmax(dim=-1)
+        return tokens, log_probabilities.gather(-1, tokens[..., None])[..., 0], log_probabilities
 
     def _read_draft(self, bound: Any, value: Tensor) -> Tensor:
         """Tokens from the last evaluation; an explicit model's state is not what they are read from."""
         return self.read_tokens(bound.context.latest["features"] if self.config.refinement == "explicit" else value)
 
-    def _update(self, candidates: Candidates, found: Any, keep_all: bool) -> None:
+    def _update(self, candidates: Candidates, found: Any, scored: bool, keep_all: bool) -> None:
         """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
-        tokens, scores, log_probabilities = self.read_scored(found.value, keep_all)
-        if scores.isnan().any():
-            raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
         masked = candidates.canvas == self.config.mask_token_id
+        if scored or keep_all:
+            tokens, scores, candidates.log_probabilities = self.read_scored(found.value, keep_all)
+            if scores.isnan().any():
+                raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+            known = torch.zeros_like(scores) if candidates.scores is None else candidates.scores
+            candidates.scores = torch.where(masked, scores, known)
+        else:
+            tokens = self.read_tokens(found.value)
         candidates.tokens = torch.where(masked, tokens, candidates.tokens)
-        candidates.scores = torch.where(masked, scores, candidates.scores)
         candidates.nfe = candidates.nfe + found.nfe
         candidates.residual, candidates.converged = found.residual, found.converged
-        candidates.log_probabilities = log_probabilities
 
     def _read_texts(
         self, candidates: Candidates, settings: DeqNarGenerationConfig
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Texts (padded), their scores, token scores, and the candidate each was read from."""
         padding, lengths = self.config.pad_token_id, candidates.mask.sum(dim=1)
         every = torch.arange(len(lengths), device=lengths.device)
@@ -487,6 +509,8 @@ class DeqNarGenerationMixin:
         if self.config.length == "ctc" or settings.deduplicate:
             kept = kept & starts_of_runs(candidates.tokens, lengths)
         texts, _ = pack(candidates.tokens, kept, padding)
+        if candidates.scores is None:
+            return texts[:, : settings.max_length], None, None, every
         token_scores, _ = pack(candidates.scores, kept, 0.0)
         scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
         return texts[:, : settings.max_length], scores, token_scores[:, : settings.max_length], every
@@ -529,6 +553,16 @@ class DeqNarGenerationMixin:
                 self.generation_config = DeqNarGenerationConfig.from_pretrained(pretrained_model_name_or_path, **where)
             except OSError:
                 return  # a repository without generation_config.json: the defaults of __init__ stand
+
+
+def leave_inference_mode(output: DeqNarGenerateOutput) -> DeqNarGenerateOutput:
+    """Copies: what was made in inference mode can have no part in a loss, which a translation may."""
+    copies = {name: value.clone() for name, value in output.items() if isinstance(value, Tensor)}
+    if output.trajectory is not None:
+        copies["trajectory"] = [
+            [Draft(draft.tokens.clone(), draft.residual) for draft in drafts] for drafts in output.trajectory
+        ]
+    return DeqNarGenerateOutput(**copies)
 
 
 def never_written(config: Any) -> list[int]:
@@ -620,7 +654,8 @@ def check_width(scorer: Any, width: int, whose: str) -> None:
 @lru_cache(maxsize=1)
 def load_reranker(name: str, device: torch.device) -> Any:
     """A frozen seq2seq model by name or path; the last one is kept, so that a corpus loads it once."""
-    return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
+    with torch.inference_mode(False):
+        return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
 
 
 def check_scorer(scorer: Any, vocabulary: int, whose: str) -> None:

@@ -268,6 +268,8 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         return self
 
     def read_tokens(self, features: Tensor) -> Tensor:
+        if not features.sum().isfinite():
+            raise FloatingPointError("The features are not finite; check the weights for NaN or infinity.")
         return self._read(features, ["tokens"])[0]
 
     def read_scored(self, features: Tensor, keep_all: bool) -> tuple[Tensor, Tensor, Tensor | None]:
