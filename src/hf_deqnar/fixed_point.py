@@ -74,11 +74,12 @@ class FixedPoint:
 
 @dataclass
 class History:
-    """The last `memory` steps of every row. Slots not used yet, and those of a row that made a bad step, hold zeros."""
+    """The last `memory` steps of every row. Slots of a row that made a bad step hold zeros."""
 
     errors: Tensor  # rows, 1 + memory, size: the current g, then the changes y_i
     moves: Tensor  # rows, memory, size: s_i + τ·y_i
     born: list[int]  # for every slot in use, the evaluation it was written in; they fill from the front
+    whole: bool  # slots not in use hold zeros and may be looked at
 
     def __post_init__(self) -> None:
         self.columns = self.errors.mT
@@ -86,8 +87,18 @@ class History:
 
     @classmethod
     def empty(cls, state: Tensor, memory: int) -> "History":
+        """For a few rows zeros cost less than to cut off, in every evaluation, what is not in use."""
         rows, _, size = state.shape
-        return cls(state.new_zeros(rows, 1 + memory, size), state.new_zeros(rows, memory, size), [])
+        whole = rows <= FEW_ROWS
+        new = state.new_zeros if whole else state.new_empty
+        return cls(new((rows, 1 + memory, size)), new((rows, memory, size)), [], whole)
+
+    def seen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Errors, errors transposed, and moves, as far as they may be looked at."""
+        used = len(self.born)
+        if self.whole or used == len(self.move_slots):
+            return self.errors, self.columns, self.moves
+        return self.errors[:, : 1 + used], self.columns[:, :, : 1 + used], self.moves[:, :used]
 
     def record(self, current: "_Iterate", previous: "_Iterate", evaluation: int, step: Tensor | float) -> None:
         slot = (evaluation - 2) % len(self.move_slots)  # the first step is known after the second evaluation
@@ -106,7 +117,7 @@ class History:
         if len(moved):
             self.errors[moved] = self.errors[order[moved]]
             self.moves[moved] = self.moves[order[moved]]
-        return History(self.errors[: len(order)], self.moves[: len(order)], self.born)
+        return History(self.errors[: len(order)], self.moves[: len(order)], self.born, self.whole)
 
     def forget(self, rows: list[int]) -> None:
         self.errors[rows] = 0
@@ -131,16 +142,17 @@ def anderson(history: History, step: Tensor | float, ridge: Sequence[float]) -> 
     >>> solve(torch.cos, torch.ones(1, 1), solver="anderson", tol=1e-5).value
     tensor([[0.7391]])
     """
-    products = torch.bmm(history.errors, history.columns)  # rows, 1 + memory, 1 + memory; g is the first
+    errors, columns, moves = history.seen()
+    products = torch.bmm(errors, columns)  # rows, 1 + slots, 1 + slots; g is the first
     used = len(history.born)
     if len(products) <= FEW_ROWS:
         weights = [_eliminate(one, used, least, max) for one, least in zip(products.tolist(), ridge, strict=True)]
     else:
         numbers = products.double().cpu().permute(1, 2, 0).numpy()
         weights = numpy.stack(_eliminate(numbers, used, numpy.array(ridge), numpy.maximum), axis=1)
-    whole = numpy.zeros((len(products), 1, history.moves.shape[1]), NUMPY_TYPES[products.dtype])
-    whole[:, 0, :used] = weights
-    return torch.from_numpy(whole) if products.is_cpu else torch.from_numpy(whole).to(products.device)
+    padded = numpy.zeros((len(products), 1, moves.shape[1]), NUMPY_TYPES[products.dtype])
+    padded[:, 0, :used] = weights
+    return torch.from_numpy(padded) if products.is_cpu else torch.from_numpy(padded).to(products.device)
 
 
 def broyden(history: History, step: Tensor | float, ridge: Sequence[float]) -> Tensor:
@@ -152,17 +164,18 @@ def broyden(history: History, step: Tensor | float, ridge: Sequence[float]) -> T
     >>> solve(torch.cos, torch.ones(1, 1), solver="broyden", tol=1e-5).value
     tensor([[0.7391]])
     """
-    changes = history.errors[:, 1:]
-    steps = history.moves - step * changes
+    errors, columns, moves = history.seen()
+    changes = errors[:, 1:]
+    steps = moves - step * changes
     born = torch.tensor(history.born + [0] * (steps.shape[1] - len(history.born)), device=steps.device)
-    gram = steps @ steps.mT  # rows, memory, memory
+    gram = steps @ steps.mT  # rows, slots, slots
     squares = gram.diagonal(dim1=1, dim2=2)
     system = steps @ changes.mT + gram * (born[:, None] > born[None, :])
     # The ridge is relative to each slot's own size. A slot that is unused or forgotten is a row and a column of zeros;
     # a one on its diagonal gives it γ = 0.
     shift = torch.where(squares == 0, 1, -steps.new_tensor(ridge)[:, None] * squares)
     system.diagonal(dim1=1, dim2=2).add_(shift)
-    weights, _ = torch.linalg.solve_ex(system, (steps @ history.columns[:, :, :1])[:, :, 0])
+    weights, _ = torch.linalg.solve_ex(system, (steps @ columns[:, :, :1])[:, :, 0])
     # A singular system says nothing. The weights come column by column; a batched product wants them row by row.
     return torch.where(weights.isfinite().all(dim=1, keepdim=True), weights, 0).contiguous()[:, None]
 
@@ -465,10 +478,10 @@ def _propose(
         return proposal
     base = 10 * torch.finfo(proposal.dtype).eps
     ridge = [base * RIDGE_FACTOR ** min(count, RIDGE_RAISES) for count in failures]
-    weights = choose_weights(history, step, ridge)  # rows, 1, memory
+    weights = choose_weights(history, step, ridge)  # rows, 1, slots
     if any(count > RIDGE_RAISES for count in failures):
         weights[[row for row, count in enumerate(failures) if count > RIDGE_RAISES]] = 0
-    return torch.baddbmm(proposal, weights, history.moves, alpha=-1)
+    return torch.baddbmm(proposal, weights, history.seen()[2], alpha=-1)
 
 
 def _put_together(parts: list[_Found], initial: Tensor, trajectory: list[Step] | None) -> FixedPoint:

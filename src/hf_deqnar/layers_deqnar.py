@@ -48,7 +48,8 @@ def attend(
 def split_heads(tensor: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """rows × positions × (parts · width) → `parts` tensors of rows × heads × positions × features."""
     rows, positions, _ = tensor.shape
-    return tensor.view(rows, positions, parts, heads, -1).permute(2, 0, 3, 1, 4).unbind()
+    split = tensor.view(rows, positions, parts, heads, -1).unbind(2)  # as they lie: one copy in the backward pass
+    return tuple(part.transpose(1, 2) for part in split)
 
 
 class BranchEnd(nn.Linear):
