@@ -508,3 +508,42 @@ def test_nan_in_the_weights_is_an_error():
     model.lm_head.weight.data[9] = float("nan")
     with pytest.raises(FloatingPointError, match="not finite"):
         model.generate(input_ids=torch.tensor([[7, 8]]))
+
+
+def test_a_translation_may_have_a_part_in_a_loss():
+    """It is made in inference mode, whose tensors autograd refuses; what is returned is a copy."""
+    model = small_model()
+    source = torch.tensor([[7, 8, 9, 10]])
+    out = model.generate(input_ids=source, return_dict_in_generate=True, output_trajectory=True)
+    tensors = [value for value in out.values() if isinstance(value, torch.Tensor)]
+    tensors += [draft.tokens for drafts in out.trajectory for draft in drafts]
+    assert len(tensors) > 7
+    assert not any(tensor.is_inference() for tensor in tensors)
+    assert not model.generate(input_ids=source).is_inference()
+    embedded = model.get_input_embeddings()(out.sequences)
+    (embedded.sum(dim=-1) * out.token_scores).sum().backward()
+    assert model.get_input_embeddings().weight.grad.any()
+
+
+@pytest.mark.parametrize("length", ["ctc", "predict"])
+def test_the_translation_is_the_same_whether_scores_are_asked_for_or_not(length):
+    model = small_model(length=length)
+    source = torch.tensor([[7, 8, 9, 10, 11], [12, 13, 1, 1, 1]])
+    plain = model.generate(input_ids=source)
+    scored = model.generate(input_ids=source, return_dict_in_generate=True)
+    assert torch.equal(plain, scored.sequences)
+    assert scored.sequences_scores.isfinite().all()
+
+
+def test_a_score_is_the_log_probability_of_the_likeliest_token():
+    model = small_model()
+    features = torch.randn(2, 5, model.config.d_model, dtype=model.dtype)
+    with torch.no_grad():
+        tokens, scores, _ = model.read_scored(features, keep_all=False)
+        same, again, log_probabilities = model.read_scored(features, keep_all=True)
+        expected, best = log_probabilities.max(dim=-1)
+        assert torch.equal(tokens, best)
+        assert torch.equal(same, best)
+        assert torch.equal(model.read_tokens(features), best)
+    torch.testing.assert_close(scores, expected)
+    torch.testing.assert_close(again, expected)

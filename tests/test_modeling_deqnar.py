@@ -10,7 +10,7 @@ from transformers.utils import hub
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from hf_deqnar.landscape import jacobian_penalty
-from hf_deqnar.layers_deqnar import BranchEnd
+from hf_deqnar.layers_deqnar import BranchEnd, _position_table, position_table, sinusoidal_positions
 from hf_deqnar.transition_deqnar import draw_kept
 
 from .conftest import FIRST_WORD, PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
@@ -572,3 +572,15 @@ def test_the_state_of_an_explicit_model_is_an_expected_embedding():
         embeddings = model.model.shared.weight * math.sqrt(32)
         expected = out.logits.softmax(dim=-1) @ embeddings
     torch.testing.assert_close(out.state[out.canvas_mask], expected[out.canvas_mask], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 28, 64, 65])
+def test_the_table_of_positions_holds_what_is_computed_for_any_length(length):
+    arguments = (length, 32, torch.device("cpu"), torch.float32)
+    assert torch.equal(position_table(*arguments), sinusoidal_positions(*arguments))
+
+
+def test_a_table_of_positions_made_while_translating_serves_in_training():
+    _position_table.cache_clear()
+    with torch.inference_mode():
+        assert not position_table(5, 32, torch.device("cpu"), torch.float32).is_inference()

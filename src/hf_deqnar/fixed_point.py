@@ -11,11 +11,18 @@ and returns the weights γ of the next proposal
 
 Picard has γ = 0; Anderson and Broyden are two ways to choose γ so that the next residual is small. Nothing here knows
 about text: any function on tensors whose first dimension is rows will do.
+
+For one sentence on a CPU an evaluation of f takes half a millisecond and leaves nothing of ours in the caches, so that
+the smallest operation on a tensor takes ten microseconds. What is one number per row, and the systems of a few
+unknowns, are therefore Python's numbers, read once per evaluation.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -24,6 +31,11 @@ GROWTH_LIMIT = 4.0
 # Each bad step of a row multiplies its ridge by this much; after RIDGE_RAISES of them the row falls back to Picard.
 RIDGE_FACTOR = 1e3
 RIDGE_RAISES = 2
+# More than no pivot, less than any square of a step.
+TINY = 1e-300
+NUMPY_TYPES = {torch.float32: numpy.float32, torch.float64: numpy.float64}
+# Up to here it is quicker to go through the systems of all rows one by one than to go through them together.
+FEW_ROWS = 4
 
 
 @dataclass
@@ -64,41 +76,55 @@ class FixedPoint:
 class History:
     """The last `memory` steps of every row. Slots of a row that made a bad step hold zeros."""
 
-    steps: Tensor  # rows, memory, size: s_i
-    changes: Tensor  # rows, memory, size: y_i
-    born: Tensor  # memory: in which evaluation a slot was written
+    errors: Tensor  # rows, 1 + memory, size: the current g, then the changes y_i
+    moves: Tensor  # rows, memory, size: s_i + τ·y_i
+    born: list[int]  # for every slot in use, the evaluation it was written in; they fill from the front
+    whole: bool  # slots not in use hold zeros and may be looked at
+
+    def __post_init__(self) -> None:
+        self.columns = self.errors.mT
+        self.error_slots, self.move_slots = self.errors.split(1, dim=1), self.moves.split(1, dim=1)
 
     @classmethod
     def empty(cls, state: Tensor, memory: int) -> "History":
-        rows, size = state.shape
-        shape = (rows, memory, size)
-        return cls(state.new_empty(shape), state.new_empty(shape), torch.zeros(memory, dtype=torch.long))
+        """For a few rows zeros cost less than to cut off, in every evaluation, what is not in use."""
+        rows, _, size = state.shape
+        whole = rows <= FEW_ROWS
+        new = state.new_zeros if whole else state.new_empty
+        return cls(new((rows, 1 + memory, size)), new((rows, memory, size)), [], whole)
 
-    def record(self, current: "_Iterate", previous: "_Iterate", evaluation: int) -> None:
-        slot = (evaluation - 2) % self.steps.shape[1]  # the first step is known after the second evaluation
-        torch.sub(current.state, previous.state, out=self.steps[:, slot])
-        torch.sub(current.error, previous.error, out=self.changes[:, slot])
-        self.born[slot] = evaluation
+    def seen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Errors, errors transposed, and moves, as far as they may be looked at."""
+        used = len(self.born)
+        if self.whole or used == len(self.move_slots):
+            return self.errors, self.columns, self.moves
+        return self.errors[:, : 1 + used], self.columns[:, :, : 1 + used], self.moves[:, :used]
 
-    def used(self) -> "History":
-        """Only the slots written so far (they fill from the front)."""
-        count = int((self.born > 0).sum())
-        return History(self.steps[:, :count], self.changes[:, :count], self.born[:count])
+    def record(self, current: "_Iterate", previous: "_Iterate", evaluation: int, step: Tensor | float) -> None:
+        slot = (evaluation - 2) % len(self.move_slots)  # the first step is known after the second evaluation
+        self.born[slot : slot + 1] = [evaluation]
+        self.error_slots[0].copy_(current.error)
+        change, move = self.error_slots[1 + slot], self.move_slots[slot]
+        torch.sub(current.error, previous.error, out=change)
+        if isinstance(step, float) and step == 1:  # z + g(z) is f(z)
+            torch.sub(current.value, previous.value, out=move)
+        else:
+            torch.sub(current.state, previous.state, out=move).add_(step * change)
 
     def keep(self, order: Tensor) -> "History":
         """Row i of the result is row order[i]. In place: only rows that change their place are copied."""
         moved = (order != torch.arange(len(order), device=order.device)).nonzero()[:, 0]
         if len(moved):
-            self.steps[moved] = self.steps[order[moved]]
-            self.changes[moved] = self.changes[order[moved]]
-        return History(self.steps[: len(order)], self.changes[: len(order)], self.born)
+            self.errors[moved] = self.errors[order[moved]]
+            self.moves[moved] = self.moves[order[moved]]
+        return History(self.errors[: len(order)], self.moves[: len(order)], self.born, self.whole)
 
-    def forget(self, rows: Tensor) -> None:
-        self.steps[rows] = 0
-        self.changes[rows] = 0
+    def forget(self, rows: list[int]) -> None:
+        self.errors[rows] = 0
+        self.moves[rows] = 0
 
 
-def picard(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
+def picard(history: History, step: Tensor | float, ridge: Sequence[float]) -> None:
     """z ← z + τ·(f(z) − z), plain or damped iteration: γ = 0.
 
     Converges when f contracts.
@@ -106,10 +132,9 @@ def picard(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
     >>> solve(torch.cos, torch.ones(1, 1), solver="picard", max_nfe=50, tol=1e-5).value
     tensor([[0.7391]])
     """
-    return error.new_zeros(error.shape[0], 0)
 
 
-def anderson(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
+def anderson(history: History, step: Tensor | float, ridge: Sequence[float]) -> Tensor:
     """γ = argmin ‖g − Σ_i γ_i·y_i‖² + ridge: (Y Yᵀ + ridge)·γ = Y·g.
 
     Anderson (1965), in the difference form; TorchDEQ equations 8 and 9.
@@ -117,13 +142,20 @@ def anderson(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
     >>> solve(torch.cos, torch.ones(1, 1), solver="anderson", tol=1e-5).value
     tensor([[0.7391]])
     """
-    changes = history.changes
-    gram = changes @ changes.mT  # rows, memory, memory
-    target = error[:, None] @ changes.mT
-    return _solve_with_ridge(gram, target, gram.diagonal(dim1=1, dim2=2).clone(), ridge)
+    errors, columns, moves = history.seen()
+    products = torch.bmm(errors, columns)  # rows, 1 + slots, 1 + slots; g is the first
+    used = len(history.born)
+    if len(products) <= FEW_ROWS:
+        weights = [_eliminate(one, used, least, max) for one, least in zip(products.tolist(), ridge, strict=True)]
+    else:
+        numbers = products.double().cpu().permute(1, 2, 0).numpy()
+        weights = numpy.stack(_eliminate(numbers, used, numpy.array(ridge), numpy.maximum), axis=1)
+    padded = numpy.zeros((len(products), 1, moves.shape[1]), NUMPY_TYPES[products.dtype])
+    padded[:, 0, :used] = weights
+    return torch.from_numpy(padded) if products.is_cpu else torch.from_numpy(padded).to(products.device)
 
 
-def broyden(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
+def broyden(history: History, step: Tensor | float, ridge: Sequence[float]) -> Tensor:
     """(S Yᵀ + L)·γ = S·g, where L is the part of S Sᵀ that pairs a step with older ones.
 
     The inverse Jacobian after `memory` rank-one updates of −I (TorchDEQ equations 10 to 12), written in closed form
@@ -132,14 +164,23 @@ def broyden(history: History, error: Tensor, ridge: Tensor | float) -> Tensor:
     >>> solve(torch.cos, torch.ones(1, 1), solver="broyden", tol=1e-5).value
     tensor([[0.7391]])
     """
-    steps, changes, born = history.steps, history.changes, history.born.to(error.device)
-    gram = steps @ steps.mT  # rows, memory, memory
+    errors, columns, moves = history.seen()
+    changes = errors[:, 1:]
+    steps = moves - step * changes
+    born = torch.tensor(history.born + [0] * (steps.shape[1] - len(history.born)), device=steps.device)
+    gram = steps @ steps.mT  # rows, slots, slots
+    squares = gram.diagonal(dim1=1, dim2=2)
     system = steps @ changes.mT + gram * (born[:, None] > born[None, :])
-    target = error[:, None] @ steps.mT
-    return _solve_with_ridge(system, target, gram.diagonal(dim1=1, dim2=2), -ridge)
+    # The ridge is relative to each slot's own size. A slot that is unused or forgotten is a row and a column of zeros;
+    # a one on its diagonal gives it γ = 0.
+    shift = torch.where(squares == 0, 1, -steps.new_tensor(ridge)[:, None] * squares)
+    system.diagonal(dim1=1, dim2=2).add_(shift)
+    weights, _ = torch.linalg.solve_ex(system, (steps @ columns[:, :, :1])[:, :, 0])
+    # A singular system says nothing. The weights come column by column; a batched product wants them row by row.
+    return torch.where(weights.isfinite().all(dim=1, keepdim=True), weights, 0).contiguous()[:, None]
 
 
-Solver = Callable[[History, Tensor, Tensor | float], Tensor]
+Solver = Callable[[History, Tensor | float, Sequence[float]], Tensor | None]
 
 SOLVERS: dict[str, Solver] = {
     "picard": picard,
@@ -148,14 +189,32 @@ SOLVERS: dict[str, Solver] = {
 }
 
 
-def _solve_with_ridge(system: Tensor, target: Tensor, squares: Tensor, ridge: Tensor | float) -> Tensor:
-    """Solve (system + ridge·squares)·γ = target; relative to each slot's own size, one ridge fits steps of all sizes.
+def _eliminate(products: Sequence, used: int, ridge: float | numpy.ndarray, larger: Callable) -> list:
+    """The γ of Anderson by Gaussian elimination, given the products of (g, y_1, y_2, …) with one another.
 
-    A forgotten slot is a row and a column of zeros; a one on its diagonal gives it γ = 0.
+    Entries are numbers, or arrays with a number for every row; either way a row's γ is the same to the last bit.
+    Relative to each slot's own size, one ridge fits steps of all sizes; it also is the least a pivot can be, were there
+    no rounding. A forgotten slot is a line of zeros and gets γ = 0.
     """
-    system.diagonal(dim1=1, dim2=2).add_(torch.where(squares == 0, 1, ridge * squares))
-    weights, _ = torch.linalg.solve_ex(system, target[:, 0])
-    return weights.contiguous()  # they come column by column, and then a batched product is made row by row
+    lines = [[*products[slot][1 : 1 + used], products[slot][0]] for slot in range(1, 1 + used)]
+    least = [ridge * line[place] + TINY for place, line in enumerate(lines)]
+    for place, line in enumerate(lines):
+        line[place] = line[place] + least[place]
+    triangle = []
+    for lowest in least:
+        (pivot, *first), *others = lines
+        pivot = larger(pivot, lowest)
+        triangle.append((pivot, first))
+        lines = []
+        for head, *line in others:
+            factor = head / pivot
+            lines.append([entry - factor * above for entry, above in zip(line, first, strict=True)])
+    weights: list = []
+    for pivot, (*line, value) in reversed(triangle):
+        for entry, weight in zip(line, weights, strict=True):
+            value = value - entry * weight
+        weights.insert(0, value / pivot)
+    return weights
 
 
 class _WholeBatch:
@@ -179,37 +238,36 @@ class _WholeBatch:
 
 @dataclass
 class _Iterate:
-    """z, f(z), f(z) − z and the relative residual; rows first, everything else flat.
-
-    State and error are zero at masked positions; the value there is whatever f says.
-    """
+    """z, f(z), f(z) − z: rows × 1 × size, all zero at masked positions; and the relative residual of every row."""
 
     state: Tensor
     value: Tensor
     error: Tensor
-    residual: Tensor
+    residual: list[float]
 
     @classmethod
-    def measure(cls, state: Tensor, value: Tensor, mask: Tensor | None) -> "_Iterate":
+    def measure(cls, state: Tensor, value: Tensor) -> "_Iterate":
         error = value - state
-        if mask is not None:  # filled, not multiplied: what f says behind the end may even be NaN
-            error.view(*mask.shape, -1).masked_fill_(~mask[:, :, None], 0)
-        return cls(state, value, error, _relative_size(error, value, mask))
+        sizes = (torch.linalg.vector_norm(tensor, dim=(1, 2)).tolist() for tensor in (error, value))
+        # A fixed point at zero is one, too; a size that is NaN stays it.
+        return cls(state, value, error, [size / max(whole, 1e-12) for size, whole in zip(*sizes, strict=True)])
 
     def select(self, rows: Tensor) -> "_Iterate":
-        return _Iterate(self.state[rows], self.value[rows], self.error[rows], self.residual[rows])
+        residual = [self.residual[row] for row in rows.tolist()]
+        return _Iterate(self.state[rows], self.value[rows], self.error[rows], residual)
 
-    def where(self, condition: Tensor, other: "_Iterate") -> "_Iterate":
+    def where(self, condition: list[bool], other: "_Iterate") -> "_Iterate":
         """This iterate in the rows where the condition holds, the other one elsewhere."""
-        if condition.all():
+        if all(condition):
             return self
-        if not condition.any():
+        if not any(condition):
             return other
+        chosen = torch.tensor(condition, device=self.state.device)[:, None, None]
         return _Iterate(
-            torch.where(condition[:, None], self.state, other.state),
-            torch.where(condition[:, None], self.value, other.value),
-            torch.where(condition[:, None], self.error, other.error),
-            torch.where(condition, self.residual, other.residual),
+            torch.where(chosen, self.state, other.state),
+            torch.where(chosen, self.value, other.value),
+            torch.where(chosen, self.error, other.error),
+            [(self if mine else other).residual[row] for row, mine in enumerate(condition)],
         )
 
 
@@ -254,26 +312,21 @@ def solve(
     (tensor([2., 2., 2.]), tensor([True, True]))
     """
     check_options(solver, max_nfe, tol, memory, damping)
-    _check_state(initial, mask)
+    mask = _check_state(initial, mask)
     rows = torch.arange(initial.shape[0], device=initial.device)
-    found = FixedPoint(
-        state=torch.zeros_like(initial),
-        value=torch.zeros_like(initial),
-        residual=torch.zeros(len(rows), dtype=_precision(initial), device=initial.device),
-        nfe=torch.zeros_like(rows),
-        converged=torch.zeros_like(rows, dtype=torch.bool),
-        trajectory=[] if keep_trajectory else None,
-    )
-    settings = _Settings(SOLVERS[solver], max_nfe, tol, memory, damping, observe)
+    settings = _Settings(SOLVERS[solver], max_nfe, tol, memory, float(damping), observe)
+    trajectory = [] if keep_trajectory else None
     if not hasattr(function, "select"):
         function = _WholeBatch(function, initial, rows)
-    for group, positions in _length_groups(function, initial, mask):
-        narrowed, state, group_mask = function, initial, mask
-        if len(group) < len(rows):
-            narrowed, state, group_mask = function.select(group).trim(positions), initial[group], mask[group]
-        group_mask = None if mask is None else group_mask[:, :positions]
-        _solve_group(narrowed, state[:, :positions], group_mask, group, found, settings)
-    return found
+    parts: list[_Found] = []
+    for group, positions in _length_groups(function, rows, initial, mask):
+        if len(group) == len(rows):
+            _solve_group(function, initial, mask, group, settings, parts, trajectory)
+        else:
+            narrowed, group_mask = function.select(group).trim(positions), mask[group, :positions]
+            group_mask = None if group_mask.all() else group_mask
+            _solve_group(narrowed, initial[group, :positions], group_mask, group, settings, parts, trajectory)
+    return _put_together(parts, initial, trajectory)
 
 
 @dataclass
@@ -292,13 +345,12 @@ class _Settings:
 GROUP_COST = 64
 
 
-def _length_groups(function: Callable, initial: Tensor, mask: Tensor | None) -> list[tuple[Tensor, int]]:
+def _length_groups(function: Callable, rows: Tensor, initial: Tensor, mask: Tensor | None) -> list[tuple[Tensor, int]]:
     """Rows of similar length and how many positions they need, so that little is computed for padding.
 
     Rows do not influence each other, so they need not be solved together. Only on the CPU, where work is paid for by
     the position, and for functions that can `trim` themselves to the first positions.
     """
-    rows = torch.arange(initial.shape[0], device=initial.device)
     if mask is None or not hasattr(function, "trim") or initial.device.type != "cpu":
         return [(rows, initial.shape[1])]
     lengths = (mask * torch.arange(1, mask.shape[1] + 1)).amax(dim=1)
@@ -319,109 +371,144 @@ def _length_groups(function: Callable, initial: Tensor, mask: Tensor | None) -> 
     return [(order[first:last].sort().values, int(lengths[last - 1])) for first, last in runs]
 
 
+@dataclass
+class _Found:
+    """What was found for rows that halted together."""
+
+    rows: Tensor  # their numbers in the whole batch
+    best: _Iterate
+    shape: torch.Size  # of the states, but for their number
+    nfe: int
+    converged: list[bool]
+
+
 def _solve_group(
-    function: Callable, initial: Tensor, mask: Tensor | None, rows: Tensor, found: FixedPoint, settings: _Settings
+    function: Callable,
+    initial: Tensor,
+    mask: Tensor | None,
+    rows: Tensor,
+    settings: _Settings,
+    parts: list[_Found],
+    trajectory: list[Step] | None,
 ) -> None:
-    """Solve some rows and write what was found; `rows` are their numbers in the whole batch."""
+    """Solve some rows and add what was found to the parts; `rows` are their numbers in the whole batch."""
     shape, dtype, precision = initial.shape, initial.dtype, _precision(initial)
     memory = 0 if settings.choose_weights is picard else min(settings.memory, settings.max_nfe)
-    mask = None if mask is None or mask.all() else mask.bool()
-    state = _hold_masked(initial.to(precision).flatten(1), mask)
-    failures = torch.zeros_like(rows)
+    exact = dtype == precision
+    state = _hold_masked(initial.to(precision).flatten(1)[:, None], mask)
+    failures = [0] * len(rows)
+    step: Tensor | float = settings.damping
     history = History.empty(state, memory)
+    # f may run in bf16, its solver does not.
+    autocast = torch.is_autocast_enabled(state.device.type)
+    full_precision = torch.autocast(state.device.type, enabled=False) if autocast else nullcontext()
     best = previous = None
 
     for evaluation in range(1, settings.max_nfe + 1):
-        value = function(state.to(dtype).reshape(-1, *shape[1:])).to(precision).reshape(state.shape)
-        current = _Iterate.measure(state, value, mask)
+        value = function((state if exact else state.to(dtype)).view(-1, *shape[1:]))
+        value = (value if value.dtype == precision else value.to(precision)).reshape(state.shape)
+        current = _Iterate.measure(state, _hold_masked(value, mask))
         if best is None:
             _refuse_non_finite(current.residual, rows)
             best = current
         else:
-            bad = ~(current.residual <= GROWTH_LIMIT * best.residual)  # true for NaN as well
-            best = current.where(current.residual < best.residual, best)
-            if bad.any():
+            both = list(zip(current.residual, best.residual, strict=True))
+            bad = [not now <= GROWTH_LIMIT * least for now, least in both]  # true for NaN as well
+            best = current.where([now < least for now, least in both], best)
+            if any(bad):
                 current = best.where(bad, current)
-                failures = failures + bad
-                history.forget(bad)
-            if memory:
-                history.record(current, previous, evaluation)
+                failures = [count + failed for count, failed in zip(failures, bad, strict=True)]
+                step = _shortened(settings.damping, failures, state)
+                history.forget([row for row, failed in enumerate(bad) if failed])
 
-        halted = best.residual < settings.tol
-        if found.trajectory is not None or settings.observe is not None:
-            seen = Step(rows, current.value.to(dtype).reshape(-1, *shape[1:]), current.residual)
-            if found.trajectory is not None:
-                found.trajectory.append(seen)
+        converged = [residual < settings.tol for residual in best.residual]
+        halted = converged
+        if trajectory is not None or settings.observe is not None:
+            residual = torch.tensor(current.residual, dtype=precision, device=state.device)
+            seen = Step(rows, current.value.to(dtype).view(-1, *shape[1:]), residual)
+            if trajectory is not None:
+                trajectory.append(seen)
             stopped = None if settings.observe is None else settings.observe(seen.rows, seen.value, seen.residual)
-            halted = halted if stopped is None else halted | stopped
-        if evaluation == settings.max_nfe:
-            halted = torch.ones_like(halted)
-        if halted.any():
-            best_mask = None if mask is None else mask[halted]
-            _write(found, rows[halted], best.select(halted), best_mask, shape, evaluation, settings.tol)
-            order = _close_gaps(halted)
-            if len(order) == 0:
-                return
-            rows, failures, history = rows[order], failures[order], history.keep(order)
-            best, current = best.select(order), current.select(order)
-            mask = None if mask is None else mask[order]
-            function = function.select(order)
+            if stopped is not None:
+                halted = [done or stop for done, stop in zip(converged, stopped.tolist(), strict=True)]
+        if evaluation == settings.max_nfe or all(halted):
+            parts.append(_Found(rows, best, shape, evaluation, converged))
+            return
+        if memory and previous is not None:
+            history.record(current, previous, evaluation, step)
+        if any(halted):
+            leaving, staying = (torch.tensor(places, device=state.device) for places in _part(halted))
+            left = [done for done, out in zip(converged, halted, strict=True) if out]
+            parts.append(_Found(rows[leaving], best.select(leaving), shape, evaluation, left))
+            rows, history, mask = rows[staying], history.keep(staying), None if mask is None else mask[staying]
+            best, current, function = best.select(staying), current.select(staying), function.select(staying)
+            failures = [failures[row] for row in staying.tolist()]
+            step = _shortened(settings.damping, failures, state)
 
-        proposal = _propose(settings.choose_weights, history.used(), current, failures, settings.damping)
-        state = proposal.to(dtype).to(precision)  # exactly what the function will see
+        with full_precision:
+            proposal = _propose(settings.choose_weights, history, current, failures, step)
+        state = proposal if exact else proposal.to(dtype).to(precision)  # exactly what f will see
         previous = current
 
 
-def _close_gaps(halted: Tensor) -> Tensor:
-    """Which row takes each place once the halted ones have left: rows from the end fill the gaps, the rest stay."""
-    moving = ~halted
-    count = int(moving.sum())
-    order = torch.arange(count, device=halted.device)
-    order[halted[:count]] = moving[count:].nonzero()[:, 0] + count
-    return order
+def _part(halted: list[bool]) -> tuple[list[int], list[int]]:
+    """The rows that leave, and which row takes each place then: those from the end fill the gaps, the rest stay."""
+    leaving = [row for row, done in enumerate(halted) if done]
+    moving = [row for row, done in enumerate(halted) if not done]
+    behind = iter([row for row in moving if row >= len(moving)])
+    return leaving, [next(behind) if halted[place] else place for place in range(len(moving))]
 
 
-def _propose(choose_weights: Solver, history: History, current: _Iterate, failures: Tensor, damping: float) -> Tensor:
-    """z + τ·g − Σ_i γ_i·(s_i + τ·y_i). Rows with bad steps get a larger ridge and a smaller τ, in the end γ = 0."""
-    with torch.autocast(current.state.device.type, enabled=False):  # f may run in bf16, its solver does not
-        return _propose_in_full_precision(choose_weights, history, current, failures, damping)
+def _shortened(damping: float, failures: list[int], state: Tensor) -> Tensor | float:
+    """τ: the damping, halved in a row by each of its bad steps; then rows × 1 × 1."""
+    if not any(failures):
+        return damping
+    return state.new_tensor([damping * 0.5**count for count in failures])[:, None, None]
 
 
-def _propose_in_full_precision(
-    choose_weights: Solver, history: History, current: _Iterate, failures: Tensor, damping: float
+def _propose(
+    choose_weights: Solver, history: History, current: _Iterate, failures: list[int], step: Tensor | float
 ) -> Tensor:
-    step = current.error.new_full((1, 1), damping)
-    ridge: Tensor | float = 10 * torch.finfo(current.error.dtype).eps
-    failing = bool(failures.any())
-    if failing:
-        step = step * 0.5 ** failures[:, None]
-        ridge = ridge * RIDGE_FACTOR ** failures.clamp_max(RIDGE_RAISES).to(current.error.dtype)[:, None]
-    proposal = torch.addcmul(current.state, step, current.error)
-    if history.steps.shape[1] == 0:
+    """z + τ·g − Σ_i γ_i·(s_i + τ·y_i). Rows with bad steps get a larger ridge and a smaller τ, in the end γ = 0."""
+    if isinstance(step, float) and step == 1:
+        proposal = current.value
+    else:
+        proposal = current.state + step * current.error
+    if not history.born:
         return proposal
-    weights = choose_weights(history, current.error, ridge)  # rows, memory
-    if failing or not weights.isfinite().all():
-        usable = weights.isfinite().all(dim=1) & (failures <= RIDGE_RAISES)
-        weights = torch.where(usable[:, None], weights, 0)
-    proposal = proposal[:, None].baddbmm_(weights[:, None], history.steps, alpha=-1)
-    return proposal.baddbmm_((step * weights)[:, None], history.changes, alpha=-1)[:, 0]
+    base = 10 * torch.finfo(proposal.dtype).eps
+    ridge = [base * RIDGE_FACTOR ** min(count, RIDGE_RAISES) for count in failures]
+    weights = choose_weights(history, step, ridge)  # rows, 1, slots
+    if any(count > RIDGE_RAISES for count in failures):
+        weights[[row for row, count in enumerate(failures) if count > RIDGE_RAISES]] = 0
+    return torch.baddbmm(proposal, weights, history.seen()[2], alpha=-1)
 
 
-def _write(
-    found: FixedPoint,
-    rows: Tensor,
-    best: _Iterate,
-    mask: Tensor | None,
-    shape: torch.Size,
-    evaluation: int,
-    tol: float,
-) -> None:
-    value = _hold_masked(best.value, mask)
-    found.state[rows, : shape[1]] = best.state.reshape(-1, *shape[1:]).to(found.state.dtype)
-    found.value[rows, : shape[1]] = value.reshape(-1, *shape[1:]).to(found.value.dtype)
-    found.residual[rows] = best.residual
-    found.nfe[rows] = evaluation
-    found.converged[rows] = best.residual < tol
+def _put_together(parts: list[_Found], initial: Tensor, trajectory: list[Step] | None) -> FixedPoint:
+    """What was found for all rows, in the order they came in."""
+    order = None if len(parts) == 1 else torch.cat([part.rows for part in parts]).argsort()
+
+    def states(name: str) -> Tensor:
+        pieces = [getattr(part.best, name).view(-1, *part.shape[1:]) for part in parts]
+        if order is None:
+            return pieces[0].to(initial.dtype)
+        whole = initial.new_zeros(initial.shape)
+        for part, piece in zip(parts, pieces, strict=True):
+            whole[part.rows, : part.shape[1]] = piece.to(initial.dtype)
+        return whole
+
+    def figures(values: list, dtype: torch.dtype) -> Tensor:
+        together = torch.tensor(values, dtype=dtype, device=initial.device)
+        return together if order is None else together[order]
+
+    return FixedPoint(
+        state=states("state"),
+        value=states("value"),
+        residual=figures([one for part in parts for one in part.best.residual], _precision(initial)),
+        nfe=figures([part.nfe for part in parts for _ in part.converged], torch.long),
+        converged=figures([one for part in parts for one in part.converged], torch.bool),
+        trajectory=trajectory,
+    )
 
 
 def _precision(tensor: Tensor) -> torch.dtype:
@@ -432,32 +519,23 @@ def _precision(tensor: Tensor) -> torch.dtype:
 def measure_residual(state: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """‖f(z) − z‖ / ‖f(z)‖ of every row over its unmasked positions, given z and f(z)."""
     precision = _precision(state)
-    mask = None if mask is None else mask.bool()
-    state, value = state.to(precision).flatten(1), value.to(precision).flatten(1)
-    return _Iterate.measure(_hold_masked(state, mask), value, mask).residual
-
-
-def _relative_size(error: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """‖error‖ / ‖value‖ of every row. The error is zero at masked positions already, the value need not be."""
-    if mask is None:
-        size = torch.linalg.vector_norm(value, dim=1)
-    else:
-        positions = torch.linalg.vector_norm(value.view(*mask.shape, -1), dim=2)
-        size = torch.linalg.vector_norm(positions.masked_fill(~mask, 0), dim=1)
-    return torch.linalg.vector_norm(error, dim=1) / size.clamp_min(1e-12)  # a fixed point at zero is one, too
+    state, value = (_hold_masked(tensor.to(precision).flatten(1)[:, None], mask) for tensor in (state, value))
+    return torch.tensor(_Iterate.measure(state, value).residual, dtype=precision, device=state.device)
 
 
 def _hold_masked(value: Tensor, mask: Tensor | None) -> Tensor:
-    """Zero at masked positions; value is rows × (positions · features), mask rows × positions."""
+    """Zero at masked positions; value is rows × 1 × (positions · features), mask rows × positions."""
     if mask is None:
         return value
-    return value.reshape(*mask.shape, -1).masked_fill(~mask[:, :, None], 0).flatten(1)
+    # filled, not multiplied: what f says behind the end may even be NaN
+    return value.reshape(*mask.shape, -1).masked_fill(~mask.bool()[:, :, None], 0).view(value.shape)
 
 
-def _refuse_non_finite(residual: Tensor, rows: Tensor) -> None:
-    if not residual.isfinite().all():
+def _refuse_non_finite(residual: list[float], rows: Tensor) -> None:
+    lost = [row for row, size in enumerate(residual) if not math.isfinite(size)]
+    if lost:
         raise FloatingPointError(
-            f"The function is not finite at the initial state of row(s) {rows[~residual.isfinite()].tolist()}; "
+            f"The function is not finite at the initial state of row(s) {rows[lost].tolist()}; "
             "check the weights and inputs for NaN."
         )
 
@@ -476,18 +554,24 @@ def check_options(solver: str, max_nfe: int, tol: float, memory: int = 1, dampin
         raise ValueError(f"damping must be in (0, 1], not {damping}.")
 
 
-def _check_state(initial: Tensor, mask: Tensor | None) -> None:
+def _check_state(initial: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask, None if nothing is masked, after making sure that there is something to solve in every row."""
     if initial.dim() < 2 or initial.numel() == 0:
         raise ValueError(
             f"The initial state must have rows and something in them, but its shape is {tuple(initial.shape)}."
         )
     if not initial.is_floating_point():
         raise ValueError(f"The initial state must be floating point, not {initial.dtype}.")
-    if mask is not None:
-        if mask.shape != initial.shape[:2]:
-            raise ValueError(
-                f"The mask is {tuple(mask.shape)} but the state has rows × positions = {tuple(initial.shape[:2])}."
-            )
-        if not mask.any(dim=1).all():
-            empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
-            raise ValueError(f"Row(s) {empty} are masked everywhere; remove them, there is nothing to solve.")
+    if mask is None:
+        return None
+    if mask.shape != initial.shape[:2]:
+        raise ValueError(
+            f"The mask is {tuple(mask.shape)} but the state has rows × positions = {tuple(initial.shape[:2])}."
+        )
+    if mask.all():
+        return None
+    mask = mask.bool()
+    if not mask.any(dim=1).all():
+        empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
+        raise ValueError(f"Row(s) {empty} are masked everywhere; remove them, there is nothing to solve.")
+    return mask

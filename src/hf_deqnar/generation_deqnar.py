@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.utils import ModelOutput
 
-from .alignment import collapse, full_precision, pack, prefix_beam_search, starts_of_runs
+from .alignment import collapse, full_precision, likeliest, pack, prefix_beam_search, starts_of_runs
 from .shortlist_deqnar import Words, never_written
 
 
@@ -234,7 +234,7 @@ class Candidates:
     canvas: Tensor  # candidates, positions: what is injected
     mask: Tensor  # candidates, positions
     tokens: Tensor  # candidates, positions: what is read
-    scores: Tensor  # candidates, positions: log-probability of each token
+    scores: Tensor | None  # candidates, positions: log-probability of each token; None until somebody asks
     nfe: Tensor  # candidates
     residual: Tensor | None = None
     converged: Tensor | None = None
@@ -296,7 +296,6 @@ class DeqNarGenerationMixin:
 
     output_modalities = ("text",)
 
-    @torch.no_grad()
     def generate(
         self,
         input_ids: Tensor | None = None,
@@ -327,18 +326,29 @@ class DeqNarGenerationMixin:
                 f"A streamer shows one sentence, but the batch has {len(input_ids)}; pass them one by one."
             )
 
+        with torch.inference_mode():
+            output = self._translate(input_ids, source_mask, settings, streamer)
+        output = leave_inference_mode(output)
+        if streamer is not None:
+            streamer.put(output.sequences[0].cpu())
+            streamer.end()
+        return output if settings.return_dict_in_generate else output.sequences
+
+    def _translate(
+        self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
+    ) -> DeqNarGenerateOutput:
+        """What `generate` returns; all but the sequences only if it was asked for."""
         candidates, drafts = self._refine_candidates(input_ids, source_mask, settings, streamer)
         texts, scores, token_scores, candidate = self._read_texts(candidates, settings)
         if settings.reranker is not None:
             scores = self._rerank(settings.reranker, input_ids, source_mask, texts, candidates.sentence[candidate])
-        scores = demote_repeated(scores, texts, candidates.sentence[candidate])
-        chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
+        chosen: Tensor | slice = slice(None)
+        if len(texts) > len(input_ids):
+            scores = demote_repeated(scores, texts, candidates.sentence[candidate])
+            chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
         sequences = trim_padding(texts[chosen], self.config.pad_token_id)
-        if streamer is not None:
-            streamer.put(sequences[0].cpu())
-            streamer.end()
         if not settings.return_dict_in_generate:
-            return sequences
+            return DeqNarGenerateOutput(sequences)
         candidate = candidate[chosen]
         return DeqNarGenerateOutput(
             sequences=sequences,
@@ -402,9 +412,11 @@ class DeqNarGenerationMixin:
         source = self.model.read_source(input_ids, source_mask)
         words = self._words(input_ids, source_mask, settings)
         canvas_lengths = self._canvas_lengths(source.length_logits, source_mask, settings)  # sentences, beams
-        sentence = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(canvas_lengths.shape[1])
-        source, source_mask = source.select(sentence), source_mask[sentence]
-        words = None if words is None else words.select(sentence)
+        sentence = torch.arange(len(input_ids), device=input_ids.device)
+        if canvas_lengths.shape[1] > 1:
+            sentence = sentence.repeat_interleave(canvas_lengths.shape[1])
+            source, source_mask = source.select(sentence), source_mask[sentence]
+            words = None if words is None else words.select(sentence)
 
         canvas = self.model.masked_canvas(canvas_lengths.flatten())
         mask = self.model.check_canvas(canvas, None)
@@ -413,7 +425,7 @@ class DeqNarGenerationMixin:
             canvas=canvas,
             mask=mask,
             tokens=canvas,
-            scores=torch.zeros(canvas.shape, dtype=torch.float32, device=canvas.device),
+            scores=None,
             nfe=torch.zeros_like(sentence),
         )
         watching = settings.stop_on_stable_tokens is not None or settings.output_trajectory
@@ -435,7 +447,8 @@ class DeqNarGenerationMixin:
             if reader is not None and self.config.refinement == "explicit" and int(found.nfe.max()) > 1:
                 # The evaluation that gives the features comes after the solve, which the reader has watched.
                 reader(torch.arange(len(sentence), device=sentence.device), found.value, found.residual)
-            self._update(candidates, found, words, keep_all=settings.ctc_beam_size > 1)
+            scored = passes > 1 or settings.return_dict_in_generate or canvas_lengths.shape[1] > 1
+            self._update(candidates, found, words, scored, keep_all=settings.ctc_beam_size > 1)
             if settings.input_sampling:
                 candidates.masked_chances = self.model.input_head(found.value).float().sigmoid()
         return candidates, None if reader is None else reader.drafts
@@ -457,30 +470,35 @@ class DeqNarGenerationMixin:
 
     def _logits(self, features: Tensor, words: Words | None) -> Tensor:
         """Logits of the words, or of all tokens; without those that are never part of a text."""
-        never = never_written(self.config)
         if words is None:
             logits = self.lm_head(features).float()
         else:
-            logits = words.hide(functional.linear(features, self.lm_head.weight[words.tokens]).float())
-            never = torch.searchsorted(words.tokens, torch.tensor(never, device=words.tokens.device))
-        logits[..., never] = float("-inf")
+            logits = functional.linear(features, self.lm_head.weight[words.tokens]).float()
+        if not logits.sum().isfinite():
+            raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+        never = never_written(self.config)
+        if words is not None:
+            logits, never = words.hide(logits), words.places(never)
+        for place in never:
+            logits[..., place].fill_(float("-inf"))
         return logits
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
         """The likeliest token of every position."""
-        best = self._logits(features, words).argmax(dim=-1)
-        return best if words is None else words.tokens[best]
+        tokens = likeliest(self._logits(features, words))
+        return tokens if words is None else words.tokens[tokens]
 
     def read_scored(
         self, features: Tensor, keep_all: bool, words: Words | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The likeliest token of every position, its log-probability and, with `keep_all`, those of all tokens."""
-        log_probabilities = self._logits(features, words).log_softmax(dim=-1)
-        scores, tokens = log_probabilities.max(dim=-1)
-        if words is not None:
-            tokens = words.tokens[tokens]
+        logits = self._logits(features, words)
+        best = likeliest(logits)
+        tokens = best if words is None else words.tokens[best]
         if not keep_all:
-            return tokens, scores, None
+            return tokens, logits.gather(-1, best[..., None])[..., 0] - logits.logsumexp(dim=-1), None
+        log_probabilities = logits.log_softmax(dim=-1)
+        scores = log_probabilities.gather(-1, best[..., None])[..., 0]
         return tokens, scores, log_probabilities if words is None else words.spread(log_probabilities, self.config)
 
     def _read_draft(self, bound: Any, rows: Tensor, value: Tensor) -> Tensor:
@@ -489,21 +507,24 @@ class DeqNarGenerationMixin:
         words = bound.context.words
         return self.read_tokens(features, None if words is None else words.select(rows))
 
-    def _update(self, candidates: Candidates, found: Any, words: Words | None, keep_all: bool) -> None:
+    def _update(self, candidates: Candidates, found: Any, words: Words | None, scored: bool, keep_all: bool) -> None:
         """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
-        tokens, scores, log_probabilities = self.read_scored(found.value, keep_all, words)
-        if scores.isnan().any():
-            raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
         masked = candidates.canvas == self.config.mask_token_id
+        if scored or keep_all:
+            tokens, scores, candidates.log_probabilities = self.read_scored(found.value, keep_all, words)
+            if scores.isnan().any():
+                raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+            known = torch.zeros_like(scores) if candidates.scores is None else candidates.scores
+            candidates.scores = torch.where(masked, scores, known)
+        else:
+            tokens = self.read_tokens(found.value, words)
         candidates.tokens = torch.where(masked, tokens, candidates.tokens)
-        candidates.scores = torch.where(masked, scores, candidates.scores)
         candidates.nfe = candidates.nfe + found.nfe
         candidates.residual, candidates.converged = found.residual, found.converged
-        candidates.log_probabilities = log_probabilities
 
     def _read_texts(
         self, candidates: Candidates, settings: DeqNarGenerationConfig
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Texts (padded), their scores, token scores, and the candidate each was read from."""
         padding, lengths = self.config.pad_token_id, candidates.mask.sum(dim=1)
         every = torch.arange(len(lengths), device=lengths.device)
@@ -519,6 +540,8 @@ class DeqNarGenerationMixin:
         if self.config.length == "ctc" or settings.deduplicate:
             kept = kept & starts_of_runs(candidates.tokens, lengths)
         texts, _ = pack(candidates.tokens, kept, padding)
+        if candidates.scores is None:
+            return texts[:, : settings.max_length], None, None, every
         token_scores, _ = pack(candidates.scores, kept, 0.0)
         scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
         return texts[:, : settings.max_length], scores, token_scores[:, : settings.max_length], every
@@ -561,6 +584,16 @@ class DeqNarGenerationMixin:
                 self.generation_config = DeqNarGenerationConfig.from_pretrained(pretrained_model_name_or_path, **where)
             except OSError:
                 return  # a repository without generation_config.json: the defaults of __init__ stand
+
+
+def leave_inference_mode(output: DeqNarGenerateOutput) -> DeqNarGenerateOutput:
+    """Copies: what was made in inference mode can have no part in a loss, which a translation may."""
+    copies = {name: value.clone() for name, value in output.items() if isinstance(value, Tensor)}
+    if output.trajectory is not None:
+        copies["trajectory"] = [
+            [Draft(draft.tokens.clone(), draft.residual) for draft in drafts] for drafts in output.trajectory
+        ]
+    return DeqNarGenerateOutput(**copies)
 
 
 def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:
@@ -646,7 +679,8 @@ def check_width(scorer: Any, width: int, whose: str) -> None:
 @lru_cache(maxsize=1)
 def load_reranker(name: str, device: torch.device) -> Any:
     """A frozen seq2seq model by name or path; the last one is kept, so that a corpus loads it once."""
-    return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
+    with torch.inference_mode(False):
+        return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
 
 
 def check_scorer(scorer: Any, vocabulary: int, whose: str) -> None:

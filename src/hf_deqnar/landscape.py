@@ -95,7 +95,9 @@ def held_weights(module: nn.Module, cache: bool = True) -> Iterator[None]:
     They are computed here, with graph if gradients are enabled, so that the solve and the gradient see one matrix.
     Without `cache` every evaluation computes them anew, which checkpointing needs: it recomputes when this has ended.
     """
-    layers = [layer for layer in module.modules() if rescaling_of(layer) is not None]
+    # Asked of every layer in every solve; `rescaling_of` would let each raise and catch an AttributeError.
+    layers = [layer for layer in module.modules() if "parametrizations" in layer._modules]
+    layers = [layer for layer in layers if rescaling_of(layer) is not None]
     if module.training and torch.is_grad_enabled():
         for rescaled, weight in map(rescaling_of, layers):
             rescaled.refresh(weight)

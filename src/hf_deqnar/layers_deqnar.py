@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,9 @@ def attend(
 
 def split_heads(tensor: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """rows × positions × (parts · width) → `parts` tensors of rows × heads × positions × features."""
-    return tuple(part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in tensor.chunk(parts, dim=-1))
+    rows, positions, _ = tensor.shape
+    split = tensor.view(rows, positions, parts, heads, -1).unbind(2)  # as they lie: one copy in the backward pass
+    return tuple(part.transpose(1, 2) for part in split)
 
 
 class BranchEnd(nn.Linear):
@@ -118,6 +121,19 @@ def sinusoidal_positions(length: int, width: int, device: torch.device, dtype: t
     return torch.cat([(position * frequency).sin(), (position * frequency).cos()], dim=1).to(dtype)
 
 
+@lru_cache(maxsize=16)
+def _position_table(length: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):  # it may be made while translating and then be used in training
+        return sinusoidal_positions(length, width, device, dtype)
+
+
+def position_table(length: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """`sinusoidal_positions`, computed once for all lengths up to the next power of two."""
+    if torch.compiler.is_compiling():  # a graph must not leave its symbols in our cache
+        return sinusoidal_positions(length, width, device, dtype)
+    return _position_table(1 << (length - 1).bit_length(), width, device, dtype)[:length]
+
+
 class Positions(nn.Module):
     """What is added to the token embeddings of one side, and how the sum is normalised."""
 
@@ -130,7 +146,7 @@ class Positions(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """rows × length × width."""
         if self.table is None:
-            positions = sinusoidal_positions(hidden.shape[1], hidden.shape[2], hidden.device, hidden.dtype)
+            positions = position_table(hidden.shape[1], hidden.shape[2], hidden.device, hidden.dtype)
         else:
             positions = self.table.weight[: hidden.shape[1]]
         return self.norm(hidden + positions)

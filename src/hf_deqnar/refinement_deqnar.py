@@ -71,7 +71,17 @@ class RefinementMixin:
         check_options(max_nfe=max_nfe, **options)
         options |= {"keep_trajectory": keep_trajectory, "observe": observe}
         checkpointing = self.training and self.is_gradient_checkpointing
-        gradient = GradientOptions(
+        gradient = self._gradient_options(checkpointing) if torch.is_grad_enabled() else GradientOptions()
+        with held_weights(self.transition, cache=not checkpointing):
+            if config.refinement == "stacked":
+                return _one_evaluation(initial, bound(initial), None, None, options)
+            if config.refinement == "explicit":
+                return self._refine_explicit(bound, initial, canvas_mask, max_nfe, gradient, options)
+            return equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe, **options)
+
+    def _gradient_options(self, checkpointing: bool) -> GradientOptions:
+        config = self.config
+        return GradientOptions(
             kind=config.gradient,
             steps=config.gradient_steps,
             damping=config.gradient_damping,
@@ -80,12 +90,6 @@ class RefinementMixin:
             tol=config.gradient_tol,
             checkpoint=checkpointing,
         )
-        with held_weights(self.transition, cache=not checkpointing):
-            if config.refinement == "stacked":
-                return _one_evaluation(initial, bound(initial), None, None, options)
-            if config.refinement == "explicit":
-                return self._refine_explicit(bound, initial, canvas_mask, max_nfe, gradient, options)
-            return equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe, **options)
 
     def _refine_explicit(
         self,
@@ -160,6 +164,8 @@ class RefinementMixin:
                 f"The {what} is {mask.shape[1]} positions long, but max_position_embeddings is "
                 f"{self.config.max_position_embeddings}; shorten the text or split it into sentences."
             )
+        if mask.all():
+            return mask
         if not mask[:, 0].all():
             empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
             if empty:

@@ -42,6 +42,10 @@ class Words:
         """Logits over `tokens` (rows × positions × words) with −∞ where a row may not use a word."""
         return logits if self.outside is None else logits.masked_fill(self.outside, float("-inf"))
 
+    def places(self, tokens: list[int]) -> list[int]:
+        """Where special tokens stand among the words."""
+        return torch.searchsorted(self.tokens, self.tokens.new_tensor(tokens)).tolist()
+
     def spread(self, scores: Tensor, config: DeqNarConfig) -> Tensor:
         """Scores over `tokens` as scores over the vocabulary, with −∞ for all others."""
         whole = scores.new_full((*scores.shape[:-1], config.vocab_size), float("-inf"))

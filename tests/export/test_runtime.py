@@ -128,6 +128,8 @@ def test_no_vocabulary_leaves_the_runtime_unless_it_is_needed(loaded, batch, mon
     head = exported.head
     monkeypatch.setattr(exported, "head", lambda inputs, outputs: (asked.append(outputs), head(inputs, outputs))[1])
     exported.generate(**batch, stop_on_stable_tokens=2)
+    assert {tuple(outputs) for outputs in asked} == {("tokens",)}
+    exported.generate(**batch, stop_on_stable_tokens=2, return_dict_in_generate=True)
     assert {tuple(outputs) for outputs in asked} == {("tokens",), ("tokens", "scores")}
     exported.generate(**batch, ctc_beam_size=2)
     assert asked[-1] == ["tokens", "scores", "log_probabilities"]

@@ -306,6 +306,8 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         return words
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
+        if not features.sum().isfinite():
+            raise FloatingPointError("The features are not finite; check the weights for NaN or infinity.")
         return self._read(features, words, ["tokens"])[0]
 
     def read_scored(
