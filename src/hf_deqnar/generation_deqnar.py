@@ -62,6 +62,7 @@ class Options:
 
 
 TOKENS = ("bos_token_id", "pad_token_id", "eos_token_id")
+KNOWN = frozenset((*(option.name for option in fields(Options)), *TOKENS))
 METADATA = ("transformers_version", "_from_model_config", "_commit_hash", "_original_object_hash")
 
 
@@ -127,8 +128,7 @@ class DeqNarGenerationConfig(GenerationConfig):
 
         With `defaults_only` what has a value keeps it; custom entries are never taken.
         """
-        known = {*(option.name for option in fields(Options)), *TOKENS}
-        for name in known & kwargs.keys():
+        for name in KNOWN & kwargs.keys():
             value = kwargs.pop(name)
             if not defaults_only or getattr(self, name) is None:
                 setattr(self, name, value)
@@ -327,17 +327,17 @@ class DeqNarGenerationMixin:
             )
 
         with torch.inference_mode():
-            output = self._translate(input_ids, source_mask, settings, streamer)
-        output = leave_inference_mode(output)
+            found = self._translate(input_ids, source_mask, settings, streamer)
+        found = leave_inference_mode(found)
         if streamer is not None:
-            streamer.put(output.sequences[0].cpu())
+            streamer.put(found["sequences"][0].cpu())
             streamer.end()
-        return output if settings.return_dict_in_generate else output.sequences
+        return DeqNarGenerateOutput(**found) if settings.return_dict_in_generate else found["sequences"]
 
     def _translate(
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
-    ) -> DeqNarGenerateOutput:
-        """What `generate` returns; all but the sequences only if it was asked for."""
+    ) -> dict[str, Any]:
+        """What `generate` returns, by name; all but the sequences only if it was asked for."""
         candidates, drafts = self._refine_candidates(input_ids, source_mask, settings, streamer)
         texts, scores, token_scores, candidate = self._read_texts(candidates, settings)
         if settings.reranker is not None:
@@ -348,18 +348,18 @@ class DeqNarGenerationMixin:
             chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
         sequences = trim_padding(texts[chosen], self.config.pad_token_id)
         if not settings.return_dict_in_generate:
-            return DeqNarGenerateOutput(sequences)
+            return {"sequences": sequences}
         candidate = candidate[chosen]
-        return DeqNarGenerateOutput(
-            sequences=sequences,
-            sequences_scores=scores[chosen],
-            token_scores=None if token_scores is None else token_scores[chosen][:, : sequences.shape[1]],
-            nfe=candidates.nfe[candidate],
-            residual=None if candidates.residual is None else candidates.residual[candidate],
-            converged=None if candidates.converged is None else candidates.converged[candidate],
-            canvas_lengths=candidates.mask.sum(dim=1)[candidate],
-            trajectory=None if drafts is None else [drafts[index] for index in candidate.tolist()],
-        )
+        return {
+            "sequences": sequences,
+            "sequences_scores": scores[chosen],
+            "token_scores": None if token_scores is None else token_scores[chosen][:, : sequences.shape[1]],
+            "nfe": candidates.nfe[candidate],
+            "residual": None if candidates.residual is None else candidates.residual[candidate],
+            "converged": None if candidates.converged is None else candidates.converged[candidate],
+            "canvas_lengths": candidates.mask.sum(dim=1)[candidate],
+            "trajectory": None if drafts is None else [drafts[index] for index in candidate.tolist()],
+        }
 
     def _check_options(self, settings: DeqNarGenerationConfig) -> None:
         """Refuse combinations that this model cannot do, naming both sides."""
@@ -586,14 +586,14 @@ class DeqNarGenerationMixin:
                 return  # a repository without generation_config.json: the defaults of __init__ stand
 
 
-def leave_inference_mode(output: DeqNarGenerateOutput) -> DeqNarGenerateOutput:
+def leave_inference_mode(found: dict[str, Any]) -> dict[str, Any]:
     """Copies: what was made in inference mode can have no part in a loss, which a translation may."""
-    copies = {name: value.clone() for name, value in output.items() if isinstance(value, Tensor)}
-    if output.trajectory is not None:
+    copies = {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
+    if found.get("trajectory") is not None:
         copies["trajectory"] = [
-            [Draft(draft.tokens.clone(), draft.residual) for draft in drafts] for drafts in output.trajectory
+            [Draft(draft.tokens.clone(), draft.residual) for draft in drafts] for drafts in found["trajectory"]
         ]
-    return DeqNarGenerateOutput(**copies)
+    return copies
 
 
 def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:

@@ -101,6 +101,7 @@ def held_weights(module: nn.Module, cache: bool = True) -> Iterator[None]:
     if module.training and torch.is_grad_enabled():
         for rescaled, weight in map(rescaling_of, layers):
             rescaled.refresh(weight)
+    cache = cache and bool(layers)
     with parametrize.cached() if cache else nullcontext():
         for layer in layers if cache else []:
             layer.weight  # noqa: B018  (reading it fills the cache)

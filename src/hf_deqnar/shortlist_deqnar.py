@@ -33,7 +33,7 @@ class Words:
 
     def of_row(self, row: int) -> "Words":
         """What one row may be made of, and nothing else."""
-        if self.outside is None:
+        if self.outside is None or len(self.outside) == 1:
             return self
         inside = ~self.outside[row : row + 1]
         return Words(self.tokens[inside[0, 0]], self.outside[row : row + 1][inside][None, None])

@@ -185,7 +185,7 @@ class OnnxCore(nn.Module, RefinementMixin):
     ) -> FixedPoint:
         """Solve z = f(z), as in torch."""
         options = {"max_nfe": max_nfe, "tol": tol, "solver": solver}
-        if not self.alone:
+        if not self.alone or len(canvas_mask) == 1:
             return super().refine(bound, canvas_mask, observe=observe, **options)
         found = []
         for row, length in enumerate(canvas_mask.sum(dim=1).tolist()):
@@ -320,7 +320,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
 
     def _read(self, features: Tensor, words: Words | None, outputs: list[str]) -> list[Tensor]:
         """Row by row if sentences are treated alone; behind a row's end there are zeros then, which change no scale."""
-        if not self.model.alone:
+        if not self.model.alone or len(features) == 1:
             return self.head({"features": features, **named(words)}, outputs)
         parts = []
         for row in range(len(features)):
