@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer
 
 from hf_deqnar.cli.main import main
@@ -32,6 +33,28 @@ def test_a_teacher_is_trained_and_can_be_loaded_by_transformers(arguments, tmp_p
     assert f"{tmp_path / 'teacher'} holds the finished run; nothing is left to train." in capsys.readouterr().err
     assert main([*arguments, "--vocab_size", "300"]) == 1
     assert "tokenizer was trained on other texts or for another vocab_size" in capsys.readouterr().err
+
+
+def test_a_trained_teacher_is_trained_on(arguments, saved, tmp_path, capsys):
+    assert main(arguments) == 0
+    first = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "teacher")
+    rest = [part for part in arguments if part not in ("--config", "d_model=32", "decoder_layers=1", "--size", "tiny")]
+    rest = [*rest[:-1], str(tmp_path / "on"), "--learning_rate", "1e-9", "--average_best", "1"]
+    rest = [part for part in rest if part not in ("--vocab_size", "400")]
+    capsys.readouterr()
+    assert main([*rest, "--model", str(tmp_path / "teacher")]) == 0, capsys.readouterr().err
+    second = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "on")
+    assert second.config.d_model == 32
+    for name, weight in first.named_parameters():
+        torch.testing.assert_close(second.get_parameter(name), weight, atol=1e-6, rtol=0)
+    for more, message in [
+        (["--model", str(tmp_path / "teacher"), "--size", "tiny"], "has a size of its own; leave out --size"),
+        (["--model", str(tmp_path / "teacher"), "--config", "dropout=0.1"], "has a configuration of its own"),
+        (["--model", str(saved["ctc"])], "is of type deqnar; only marian and our LSTMs are trained here"),
+    ]:
+        capsys.readouterr()
+        assert main([*rest[:-5], str(tmp_path / "other"), *rest[-4:], *more]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(arguments, tmp_path, capsys):

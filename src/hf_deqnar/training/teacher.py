@@ -5,7 +5,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..corpus.reading import read_parallel
 from ..modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
@@ -30,17 +37,28 @@ CONFIGS = {"marian": MarianConfig, "lstm": RecurrentConfig}
 class TeacherArguments:
     """Which teacher is trained."""
 
-    architecture: str = field(default="marian", metadata={"help": f"Its kind: {', '.join(CONFIGS)}."})
-    size: str = field(default="tiny", metadata={"help": f"Size of a teacher: {', '.join(SIZES)}."})
+    model: str | None = field(
+        default=None, metadata={"help": "Directory or hub id of a teacher to go on with; a new one if unset."}
+    )
+    architecture: str | None = field(
+        default=None, metadata={"help": f"Kind of a new one: {', '.join(CONFIGS)}; marian if unset."}
+    )
+    size: str | None = field(default=None, metadata={"help": f"Its size: {', '.join(SIZES)}; tiny if unset."})
     config: list[str] = field(
         default_factory=list,
         metadata={"help": "Fields of its configuration, such as dropout=0.3 decoder_layers=1 (in YAML: a mapping)."},
     )
 
     def __post_init__(self) -> None:
-        for name, known in (("architecture", CONFIGS), ("size", SIZES)):
+        for name, known, usual in (("architecture", CONFIGS, "marian"), ("size", SIZES, "tiny")):
+            if self.model is not None and getattr(self, name) is not None:
+                raise ValueError(f"--model {self.model} has a {name} of its own; leave out --{name}.")
+            if getattr(self, name) is None:
+                setattr(self, name, usual)
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} '{getattr(self, name)}' is unknown; choose one of {', '.join(known)}.")
+        if self.model is not None and self.config:
+            raise ValueError(f"--model {self.model} has a configuration of its own; leave out --config.")
         self.settings()
 
     def settings(self) -> dict[str, Any]:
@@ -111,6 +129,16 @@ def make_teacher(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -
     return model
 
 
+def load_teacher(name: str) -> PreTrainedModel:
+    """A teacher to go on with."""
+    model = AutoModelForSeq2SeqLM.from_pretrained(name)
+    if not isinstance(model, (MarianMTModel, RecurrentForConditionalGeneration)):
+        raise ValueError(
+            f"--model {name} is of type {model.config.model_type}; only marian and our LSTMs are trained here."
+        )
+    return model
+
+
 @torch.no_grad()
 def start_small(model: MarianMTModel, share: float = 0.1) -> None:
     """Let every layer begin as nearly the identity: what attention and feed-forward add is a tenth of the usual.
@@ -156,8 +184,11 @@ def train_teacher(
     """One run, from texts to a saved teacher in `arguments.output_dir`."""
 
     def make_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        if teacher.model is not None:
+            return load_teacher(teacher.model)
         configure = teacher_config if teacher.architecture == "marian" else recurrent_config
         return make_teacher(configure(teacher.size, tokenizer, **teacher.settings()), tokenizer)
 
     pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
-    return conduct(pairs, data, arguments, make_model, TeacherTrainer, decisive=OPTIMISATION)
+    start = teacher.model
+    return conduct(pairs, data, arguments, make_model, TeacherTrainer, decisive=OPTIMISATION, start=start)
