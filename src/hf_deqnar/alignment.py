@@ -90,6 +90,8 @@ def starts_of_runs(path: Tensor, lengths: Tensor) -> Tensor:
 def pack(values: Tensor, kept: Tensor, padding: float) -> tuple[Tensor, Tensor]:
     """Move what is kept to the front of each row, in order: rows × longest, and how much was kept."""
     counts = kept.sum(dim=1)
+    if len(values) == 1 and int(counts) > 0:
+        return values[kept][None], counts
     order = (~kept).to(torch.int8).argsort(dim=1, stable=True)
     longest = max(1, int(counts.max()))  # a row of nothing is still a row
     packed = values.gather(1, order)[:, :longest]
