@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from hf_deqnar import DeqNarForConditionalGeneration
+from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
 from hf_deqnar.training.arguments import ModelArguments
-from hf_deqnar.training.run import find_model, main
+from hf_deqnar.training.run import beyond_defaults, check_same_run, find_model, main
 
-from ..conftest import SENTENCES, small_model
+from ..conftest import SENTENCES, small_config, small_model
 
 
 @pytest.fixture
@@ -50,3 +50,18 @@ def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
 def test_there_is_one_thing_to_start_from():
     with pytest.raises(ValueError, match="model=a and teacher=b are each something to start from; keep one"):
         ModelArguments(model="a", teacher="b")
+
+
+def test_a_run_is_not_another_one_because_a_version_knows_more_fields(tmp_path):
+    """What a field is by default need not be written down, so that one that is new changes nothing."""
+    config = small_config(refinement="mixed")
+    said = beyond_defaults(config)
+    assert said["refinement"] == "mixed"
+    assert not {"tol", "transformers_version"} & said.keys()
+    assert DeqNarConfig.from_dict(said).to_dict() == config.to_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"config": said}, "processes": 1, "finished": False}))
+    check_same_run(tmp_path, {"config": said})
+    with pytest.raises(ValueError, match=r"holds a run with tol=the default, but now it is 0\.5"):
+        check_same_run(tmp_path, {"config": {**said, "tol": 0.5}})
+    with pytest.raises(ValueError, match="holds a run with refinement=mixed, but now it is the default"):
+        check_same_run(tmp_path, {"config": {name: value for name, value in said.items() if name != "refinement"}})

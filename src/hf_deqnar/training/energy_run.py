@@ -32,6 +32,7 @@ from .run import (
     SETTINGS,
     alone_in,
     begin_or_go_on,
+    beyond_defaults,
     check_same_run,
     prepare,
     read_run,
@@ -152,7 +153,8 @@ class Setting:
 
     def identity(self) -> dict[str, Any]:
         """What a run that goes on must find unchanged, besides its arguments."""
-        configs = {"config": self.student.config.to_diff_dict(), "teacher_config": self.teacher.config.to_diff_dict()}
+        models = {"config": self.student, "teacher_config": self.teacher}
+        configs = {name: beyond_defaults(model.config) for name, model in models.items()}
         texts = {"data": self.train.fingerprint, "validation": fingerprint_of(map(str, self.validation["references"]))}
         pair = {"student": self.names.student, "teacher": self.names.teacher}
         weights = {

@@ -111,7 +111,7 @@ def conduct(
             say(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
         validation = None if data.validation_data is None else validation_set(data, tokenizer)
         settings = settings_of(arguments, decisive)
-        settings |= {"model": start, "config": model.config.to_diff_dict(), "data": tokenized.fingerprint}
+        settings |= {"model": start, "config": beyond_defaults(model.config), "data": tokenized.fingerprint}
         settings["validation"] = None if validation is None else fingerprint_of(map(str, validation["references"]))
         checkpoint = begin_or_go_on(arguments, settings, say)
         datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
@@ -285,6 +285,9 @@ def tokenize(
     return tokenize_candidates(pairs, candidates, tokenizer, **options, processes=data.preprocessing_processes)
 
 
+AS_USUAL = "the default"
+
+
 def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS) -> dict[str, Any]:
     """What is written down of a run. It may go on only as it began, else its result would be nobody's."""
     path = output / file
@@ -295,11 +298,9 @@ def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS)
     for name, value in json.loads(json.dumps(settings)).items():
         if before.get(name) != value:
             if isinstance(value, dict) and isinstance(before.get(name), dict):
-                name, value, before = next(
-                    (key, value.get(key), before[name])
-                    for key in sorted({*value, *before[name]})
-                    if value.get(key) != before[name].get(key)
-                )
+                now, then = value, before[name]
+                name = next(key for key in sorted({*now, *then}) if now.get(key, AS_USUAL) != then.get(key, AS_USUAL))
+                value, before = now.get(name, AS_USUAL), {name: then.get(name, AS_USUAL)}
             raise ValueError(
                 f"{output} holds a run with {name}={before.get(name)}, but now it is {value}; choose another "
                 "output_dir, or go on as it began."
@@ -311,6 +312,13 @@ def read_run(output: Path, file: str = SETTINGS) -> dict[str, Any]:
     """What a run, or a grid of runs, has written down about itself."""
     names = ("settings", "processes", "finished") if file == SETTINGS else ("settings",)
     return read_json(output / file, *names, remedy=f"choose another output_dir, or remove {output}")
+
+
+def beyond_defaults(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a configuration says beyond its defaults: a run may go on after an upgrade that adds fields."""
+    usual = type(config)().to_dict()
+    given = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
+    return {name: value for name, value in given.items() if name not in usual or usual[name] != value}
 
 
 def settings_of(arguments: TranslationTrainingArguments, names: str) -> dict[str, Any]:
