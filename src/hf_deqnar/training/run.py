@@ -317,7 +317,7 @@ def read_run(output: Path, file: str = SETTINGS) -> dict[str, Any]:
 def beyond_defaults(config: PreTrainedConfig) -> dict[str, Any]:
     """What a configuration says beyond its defaults: a run may go on after an upgrade that adds fields."""
     usual = type(config)().to_dict()
-    given = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
+    given = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     return {name: value for name, value in given.items() if name not in usual or usual[name] != value}
 
 
