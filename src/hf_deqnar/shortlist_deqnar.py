@@ -64,7 +64,7 @@ class Shortlist(nn.Module):
         self.register_buffer("common", torch.full((config.shortlist_common,), UNKNOWN, dtype=torch.int32))
 
     def forward(self, input_ids: Tensor, source_mask: Tensor) -> Words:
-        # In numpy: for a single sentence as many operations of torch take five times as long.
+        # In numpy, whose small operations cost less than torch's: for a single sentence they are all the work there is.
         companions, common = self.companions.cpu().numpy(), self.common.cpu().numpy()
         if common[0] == UNKNOWN:
             raise ValueError("This model's shortlist was never learned; give it one with hf-deqnar shortlist.")
