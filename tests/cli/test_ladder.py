@@ -72,7 +72,7 @@ def in_process(monkeypatch):
     """Commands of rungs as calls, which saves the seconds of starting; returns what was called."""
     called = []
 
-    def command(ladder, rung, arguments):
+    def command(ladder, rung, arguments, processes=1):
         called.append((rung.name, arguments[0]))
         if main(arguments):
             raise module.ChildFailed("it failed")
@@ -118,6 +118,28 @@ def test_a_ladder_is_climbed_by_commands_and_goes_on_after_a_kill(house, tmp_pat
     assert figures["decodings"]["max_nfe=1"]["mean_nfe"] == 1
     assert figures["decodings"][""]["bleu_signature"].startswith("nrefs:1|case:mixed")
     assert not (out / "stacked").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_rung(house, tmp_path):
+    flags = ("--only", "stacked", "--processes", "2")
+    command = [sys.executable, SCRIPT, *house(LADDER, *flags)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((tmp_path / "out" / "stacked" / "run.json").read_text())
+    assert settings["processes"] == 2
+    figures = json.loads((tmp_path / "out" / "stacked.json").read_text())
+    assert figures["updates"] == 4
+    assert figures["cpu_seconds"] > 0
+
+
+@pytest.mark.slow
+def test_what_failed_in_one_of_two_processes_is_said(house, tmp_path):
+    content = changed("defaults/teacher/max_tokens", 3)
+    command = [sys.executable, SCRIPT, *house(content, "--only", "teacher", "--processes", "2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "teacher failed: hf-deqnar teacher: " in done.stderr
 
 
 def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house, in_process, capsys, tmp_path):

@@ -4,9 +4,9 @@
     hf-deqnar ladder ladders/multi30k.yaml --data ../data/multi30k --output runs/ladder --only ctc-glat-implicit
     hf-deqnar ladder ladders/multi30k.yaml --data ../data/multi30k --output runs/ladder --table --plot settling.png
 
-Started several times at once, processes share the rungs that are ready. A rung called `name` has, in the output folder,
-`name/` with its model (`name.jsonl.gz` if it distils), `name.yaml` with its settings, for `hf-deqnar train name.yaml`
-and so on, `name.log`, and `name.json` with its figures.
+Started several times at once, processes share the rungs that are ready; with `--processes 2`, two share every rung. A
+rung called `name` has, in the output folder, `name/` with its model (`name.jsonl.gz` if it distils), `name.yaml` with
+its settings, for `hf-deqnar train name.yaml` and so on, `name.log`, and `name.json` with its figures.
 
 A ladder is a YAML file:
 
@@ -110,6 +110,7 @@ class Ladder:
     data: Path
     output: Path
     about: dict[str, str] | None = None
+    processes: int = 1  # that share the training or the sentences of a rung
 
     def result(self, name: str) -> Path:
         """What a rung makes: a folder with a model, or a corpus."""
@@ -156,13 +157,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="what {data} stands for in it")
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--only", nargs="+", metavar="RUNG", help="these, and what they need")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="that train or distil one rung together, one for each core"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing; print what there is in Markdown")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="run nothing; draw the curves into a PNG or SVG file")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.processes < 1:
+        raise ValueError(f"--processes {options.processes} leaves nobody to do the work; give 1 or more.")
     with train_extra("Climbing a ladder"):
         ladder = read_ladder(options.ladder, options.data, options.output)
+    ladder.processes = options.processes
     names = wanted(ladder, options.only)
     for name in names:
         check_recipe(ladder, ladder.rungs[name])
@@ -362,7 +369,7 @@ def run_rung(ladder: Ladder, rung: Rung) -> None:
     if known is None:
         recipe = ladder.file(rung.name, "yaml")
         write_whole(recipe, [recipe_text(ladder, rung)])
-        command(ladder, rung, [rung.verb, str(recipe)])
+        command(ladder, rung, [rung.verb, str(recipe)], ladder.processes)
         known = {"name": rung.name, "verb": rung.verb, "recipe": fingerprint(ladder, rung)}
         known |= {"settings": ladder.filled(rung), **training_figures(ladder, rung), "decodings": {}}
         known |= {"machine": machine(int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count() or 1)}
@@ -385,18 +392,23 @@ def evaluate(ladder: Ladder, rung: Rung, decoding: dict[str, Any]) -> dict[str, 
     return {"system": system, **figures}
 
 
-def command(ladder: Ladder, rung: Rung, arguments: list[str]) -> None:
-    """Run `hf-deqnar` with these arguments; what it says goes into the rung's log."""
+def command(ladder: Ladder, rung: Rung, arguments: list[str], processes: int = 1) -> None:
+    """Run `hf-deqnar` with these arguments, by one or several processes; what it says goes into the rung's log."""
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     log = ladder.file(rung.name, "log")
     print(f"{time.strftime('%H:%M:%S')} {rung.name}: hf-deqnar {' '.join(arguments)}", file=sys.stderr, flush=True)
     with open(log, "a", encoding="utf-8") as file:
         print(f"$ hf-deqnar {' '.join(arguments)}", file=file, flush=True)
         status = subprocess.run(
-            [sys.executable, "-m", "hf_deqnar.cli.main", *arguments], stdout=file, stderr=subprocess.STDOUT, check=False
+            [sys.executable, *(several if processes > 1 else []), "-m", "hf_deqnar.cli.main", *arguments],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
         ).returncode
     if status:
-        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1]
-        raise ChildFailed(f"{last} (status {status}, see {log})")
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        ours = [line for line in lines if line.startswith(f"hf-deqnar {arguments[0]}: ")]  # a launcher may say more
+        raise ChildFailed(f"{(ours or lines)[-1]} (status {status}, see {log})")
 
 
 def training_figures(ladder: Ladder, rung: Rung) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments
 
@@ -66,6 +67,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self) -> None:
         if self.greater_is_better is None:  # transformers would take a likelihood for a score
             self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in ("bleu", "chrf")
+        if not torch.accelerator.is_available():  # else processes started by torchrun would not know of each other
+            self.use_cpu = True
         super().__post_init__()
         defaults = {entry.name: entry.default for entry in fields(Seq2SeqTrainingArguments)}
         for name, reason in WITHOUT_EFFECT.items():

@@ -184,7 +184,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             self._sums, self._summed = {}, 0
             if self.args.device.type == "cpu":
                 now = time.process_time()
-                logs["cpu_seconds"], self._processor_seconds = now - self._processor_seconds, now
+                spent, self._processor_seconds = torch.tensor(now - self._processor_seconds), now
+                logs["cpu_seconds"] = float(self.accelerator.reduce(spent, reduction="sum"))  # of all processes
         super().log(logs, start_time)
 
     # ---- Validation
