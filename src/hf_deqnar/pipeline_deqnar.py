@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, Pipeline
 from transformers.pipelines.base import GenericTensor
 from transformers.tokenization_utils_base import BatchEncoding
 
-from .generation_deqnar import check_same_tokens
+from .scoring_deqnar import check_same_tokens
 
 TASK = "translation"
 TASK_WITH_LANGUAGES = re.compile(r"translation_(?P<source>\w+?)_to_(?P<target>\w+)")

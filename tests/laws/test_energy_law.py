@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hf_deqnar.generation_deqnar import teacher_forced
 from hf_deqnar.objectives.energy import (
     OPERATORS,
     EnergyObjective,
@@ -16,6 +15,7 @@ from hf_deqnar.objectives.energy import (
     reader_of,
     whole_sentences,
 )
+from hf_deqnar.scoring_deqnar import teacher_forced
 
 from ..conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
 from ..teachers import END, MAKERS, small_teacher

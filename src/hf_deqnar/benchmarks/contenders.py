@@ -28,9 +28,10 @@ from ..export.agreement import LEAST_AGREEMENT, agreement
 from ..export.graphs import check_exportable, check_packages, export_model
 from ..export.manifest import PRECISIONS
 from ..export.runtime import DeqNarOnnxModel, import_onnxruntime
-from ..generation_deqnar import Options, check_same_tokens
+from ..generation_deqnar import Options
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..pipeline_deqnar import clean_text, longest_source
+from ..scoring_deqnar import check_same_tokens
 
 OURS, TEACHER, RIVAL = "ours", "teacher", "rival"
 GROUPS = ("onnx", "ctranslate2")  # what can be left out

@@ -28,11 +28,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..benchmarks.common import markdown_table
 from ..corpus.evaluation import labelled_batches, score, sentence_bleu, translate_sentences
 from ..corpus.reading import Pair, read_parallel
-from ..generation_deqnar import check_same_tokens
 from ..objectives.input_predictor import check_vanilla, fit_input_predictor
 from ..objectives.inputs import masked
 from ..objectives.objective import Objective, check_objective, parse_objective
 from ..objectives.report import conditional_total_correlation, measure_losses, pearson, target_loss
+from ..scoring_deqnar import check_same_tokens
 from .evaluate import parse_system
 from .loading import load_model
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..alignment import full_precision
 from ..configuration_deqnar import DeqNarConfig
-from ..generation_deqnar import check_scorer, check_width
 from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..scoring_deqnar import check_scorer, check_width
 from ..shortlist_deqnar import never_written
 from .objective import Term
 

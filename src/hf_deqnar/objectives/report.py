@@ -18,8 +18,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ..alignment import needed_canvas
-from ..generation_deqnar import check_scorer, teacher_forced
 from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..scoring_deqnar import check_scorer, teacher_forced
 from .input_predictor import Batch, check_vanilla, evaluating, features_unseen, negative_log_probability, proxy_of
 from .inputs import SMALLEST_WEIGHT, ProxyInput, conditional_masking, glancing, glancing_weights, masked
 from .likelihood import Question

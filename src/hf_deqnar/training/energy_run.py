@@ -15,9 +15,9 @@ from ..corpus.files import write_json
 from ..corpus.reading import Pair, read_parallel
 from ..corpus.teachers import Teacher, fingerprint_of_teacher
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of
-from ..generation_deqnar import check_same_tokens
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.energy import OPERATORS, check_student, check_teacher, written_tokens
+from ..scoring_deqnar import check_same_tokens
 from .arguments import (
     CorpusArguments,
     DataArguments,
