@@ -29,7 +29,6 @@ setup(
         "plot": ["matplotlib"],
         "ctranslate2": ["ctranslate2"],
         "onnx": ONNX,
-        "demo": ["rich"],
         "test": ["pytest", "pytest-xdist", "ruff", "import-linter", "torchdeq", *ONNX],
     },
     entry_points={"console_scripts": ["hf-deqnar=hf_deqnar.cli.main:main"]},

@@ -331,6 +331,16 @@ def test_options_are_saved_with_the_model_and_restored(tmp_path):
     assert other.generation_config.length_beams == 2
 
 
+def test_saved_options_that_cannot_be_read_are_an_error_and_missing_ones_are_not(tmp_path):
+    small_model(torch.float32).save_pretrained(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text("{oops", encoding="utf-8")
+    with pytest.raises(OSError, match="generation_config.json' is not a valid JSON file"):
+        DeqNarForConditionalGeneration.from_pretrained(tmp_path)
+    file.unlink()
+    assert DeqNarForConditionalGeneration.from_pretrained(tmp_path).generation_config.length_beams == 1
+
+
 def test_a_reranker_object_is_not_written_to_disk(tmp_path):
     model = small_model(torch.float32)
     model.generation_config.reranker = reranker()

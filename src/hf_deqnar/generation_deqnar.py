@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig
-from transformers.utils import ModelOutput
+from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 
 from .alignment import collapse, likeliest, pack, prefix_beam_search, starts_of_runs
 from .scoring_deqnar import check_scorer, load_reranker, teacher_forced, with_end
@@ -581,10 +581,10 @@ class DeqNarGenerationMixin:
         elif pretrained_model_name_or_path is not None:
             where = {"cache_dir": cache_dir, "force_download": force_download, "proxies": proxies, "token": token}
             where |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder}
-            try:
-                self.generation_config = DeqNarGenerationConfig.from_pretrained(pretrained_model_name_or_path, **where)
-            except OSError:
-                return  # a repository without generation_config.json: the defaults of __init__ stand
+            path, file = pretrained_model_name_or_path, GENERATION_CONFIG_NAME
+            # Without the file the defaults of __init__ stand; one that cannot be read is an error.
+            if cached_file(path, file, _raise_exceptions_for_missing_entries=False, **where) is not None:
+                self.generation_config = DeqNarGenerationConfig.from_pretrained(path, **where)
 
 
 def leave_inference_mode(found: dict[str, Any]) -> dict[str, Any]:

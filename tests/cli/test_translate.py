@@ -197,6 +197,7 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
         ([*model, "--length-beams", "2", "--reranker", other, "hello"], "The reranker has"),
         ([*model, "--device", "nonsense", "hello"], "nonsense"),
         ([*model, "--device", "cuda:7", "hello"], "Device 'cuda:7' cannot be used"),
+        ([*model, "--device", "meta", "hello"], "Device 'meta' holds no numbers"),
         ([*model, "--watch", "--nbest", "2", "hello"], "--watch shows one translation"),
         (["--model", damaged, "hello"], "are damaged"),
     ]:

@@ -92,6 +92,8 @@ def load_model(
             raise
         raise ValueError(f"The weights of {name} are not those that its config.json describes.") from error
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "meta":
+        raise ValueError("Device 'meta' holds no numbers, so nothing can be computed on it; choose another.")
     try:
         return model.to(device), tokenizer
     except (RuntimeError, AssertionError) as error:
