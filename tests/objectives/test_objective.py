@@ -110,6 +110,30 @@ def test_dynamics_terms_are_added_with_their_weights(refinement):
     assert 0 <= terms["converged"] <= 1
 
 
+@pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
+def test_the_first_evaluation_learns_to_land_at_the_end(refinement):
+    """‖f(z) − f(0)‖₁, which is 0 where there was but one evaluation."""
+    model, data = small_model(refinement=refinement, tol=1e-30), batch()
+    objective = parse_objective("ce", initial=1.0)
+    steps = {most: objective(model, data, max_nfe=most)["initial"].item() for most in (1, 2, 3, 20)}
+    few = 2 if refinement == "explicit" else 1  # an explicit model's last evaluation is for its features
+    assert steps[1] == 0
+    assert steps[few] == 0
+    assert steps[few + 1] > 0
+    assert steps[20] == pytest.approx(steps[3], rel=0.7)
+
+
+def test_a_share_of_the_solves_starts_from_noise_and_ends_where_the_others_do():
+    model, data = small_model(tol=1e-10, max_nfe=200), batch()
+    plain = parse_objective("ce")(model, data)
+    noisy = parse_objective("ce", noisy_start=1.0)(model, data, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(noisy["nat"], plain["nat"], rtol=1e-6, atol=1e-6)
+    once = {"max_nfe": 1, "generator": torch.Generator().manual_seed(0)}
+    assert parse_objective("ce", noisy_start=1.0)(model, data, **once)["nat"] != parse_objective("ce")(
+        model, data, max_nfe=1
+    )["nat"]
+
+
 def test_a_random_budget_is_drawn_anew():
     model, generator = small_model(tol=1e-30, max_nfe=6), torch.Generator().manual_seed(0)
     objective = parse_objective("ce", random_nfe=True)

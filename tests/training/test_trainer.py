@@ -115,9 +115,18 @@ def test_explicit_models_first_learn_to_denoise(make_trainer, monkeypatch):
     assert [budget for _, budget in seen] == [1, 1, 1, None, None, None]
     assert [objective.input is masked for objective, _ in seen] == [True] * 3 + [False] * 3
     seen.clear()
-    make_trainer(model={"refinement": "implicit"}, denoising_steps=2, max_nfe=4).train()
+    make_trainer(model={"refinement": "implicit"}, denoising_steps=2, max_nfe=4, correction=0.5).train()
     assert [budget for _, budget in seen] == [1, 1, 4, 4, 4, 4]
     assert not any(objective.input is masked for objective, _ in seen)
+    assert [objective.correction for objective, _ in seen] == [0, 0, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_a_term_that_begins_between_two_logs_is_averaged_over_its_own_updates(make_trainer):
+    options = {"denoising_steps": 5, "correction": 0.5, "correction_share": 1.0, "logging_steps": 6}
+    trainer = make_trainer(model={"refinement": "implicit"}, learning_rate=1e-9, **options)
+    trainer.train()
+    logged = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert logged["correction"] == pytest.approx(logged["nat"], rel=0.3)
 
 
 def test_one_evaluation_is_an_ordinary_decoder(make_trainer):

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..alignment import viterbi_path
 from ..configuration_deqnar import DeqNarConfig
-from ..landscape import RandomState, initial_condition_loss, jacobian_penalty, random_budget
+from ..fixed_point import FixedPoint
+from ..landscape import RandomState, initial_condition_loss, jacobian_penalty, mixed_initial_state, random_budget
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..transition_deqnar import BoundTransition
 from .inputs import INPUTS, Prediction, ProxyInput, masked, needs_prediction
@@ -59,6 +60,7 @@ class Objective:
         initial: weight of the distance between the first evaluation and the equilibrium.
         jacobian: weight of the Jacobian penalty.
         random_nfe: solve with a random number of evaluations, 1 to the model's `max_nfe`.
+        noisy_start: share of the rows whose solve starts from noise instead of zeros.
         glance_nfe: most evaluations of the solve that only finds out what the model says unseen; those of any other
             solve if None. A few are enough to see which words are wrong.
         gamma, beta: of Dynamic KD; one γ per candidate. The defaults are those of the paper for teachers of the sizes
@@ -75,6 +77,7 @@ class Objective:
     initial: float = 0.0
     jacobian: float = 0.0
     random_nfe: bool = False
+    noisy_start: float = 0.0
     glance_nfe: int | None = None
     gamma: tuple[float, ...] = (0.7, 0.6, 1.3, 1.5, 2.3)
     beta: float = 0.2
@@ -125,13 +128,16 @@ class Objective:
         path = RandomState(bound.context.injection, generator) if self.correction and equilibrium_seeking else None
         if self.random_nfe and equilibrium_seeking:
             max_nfe = random_budget(max_nfe or config.max_nfe, generator)
-        found = core.refine(bound, proxy.canvas_mask, max_nfe=max_nfe, observe=path)
+        start = None
+        if self.noisy_start and equilibrium_seeking:
+            start = mixed_initial_state(torch.zeros_like(bound.context.injection), self.noisy_start, generator)
+        found = core.refine(bound, proxy.canvas_mask, initial_state=start, max_nfe=max_nfe, observe=path)
 
         terms["nat"] = Term(*self.likelihood(found.value, model.lm_head.weight, question), weight=1.0)
         if equilibrium_seeking:
             if path is not None:
                 terms["correction"] = self._correct(model, bound, path, question, generator)
-            terms |= self._smooth(bound, proxy.canvas_mask, found.state)
+            terms |= self._smooth(bound, proxy.canvas_mask, found)
             rows = torch.tensor(len(labels), device=labels.device)
             for name in ("nfe", "residual", "converged"):
                 terms[name] = Term(getattr(found, name).to(found.residual.dtype).sum(), rows)
@@ -250,14 +256,16 @@ class Objective:
         features = bound.transition.features(state, bound.context)
         return Term(*self.likelihood(features, model.lm_head.weight, question), weight=self.correction)
 
-    def _smooth(self, bound: BoundTransition, canvas_mask: Tensor, state: Tensor) -> dict[str, Term]:
+    def _smooth(self, bound: BoundTransition, canvas_mask: Tensor, found: FixedPoint) -> dict[str, Term]:
         """The terms that shape the path itself."""
         terms, positions = {}, canvas_mask.sum()
         if self.initial:
-            loss = initial_condition_loss(bound(torch.zeros_like(state)), state, canvas_mask)
+            with torch.no_grad():  # after a single evaluation f(z) is f(0), and there is nothing to learn
+                end = bound(found.state)
+            loss = initial_condition_loss(bound(torch.zeros_like(found.state)), end, canvas_mask)
             terms["initial"] = Term(loss * positions, positions, self.initial)
         if self.jacobian:
-            loss = jacobian_penalty(bound, state, canvas_mask)
+            loss = jacobian_penalty(bound, found.state, canvas_mask)
             terms["jacobian"] = Term(loss * positions, positions, self.jacobian)
         return terms
 

@@ -113,6 +113,9 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
     random_nfe: bool = field(
         default=False, metadata={"help": "Give every solve a random number of evaluations, from 1 to the most."}
     )
+    noisy_start: float = field(
+        default=0.0, metadata={"help": "Share of the sentences whose solve starts from noise instead of zeros."}
+    )
     max_nfe: int | None = field(
         default=None, metadata={"help": "Most evaluations of a solve while training; the model's own if unset."}
     )
@@ -157,6 +160,8 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
         if not 0 < self.correction_share <= 1:
             raise ValueError(f"correction_share must be above 0 and at most 1, not {self.correction_share}.")
+        if not 0 <= self.noisy_start <= 1:
+            raise ValueError(f"noisy_start must be from 0 to 1, not {self.noisy_start}.")
 
 
 @dataclass

@@ -56,8 +56,6 @@ class EnergyTrainingArguments(TranslationTrainingArguments):
     metric_for_best_model: str = field(default="discrete_energy", metadata={"help": "What decides which is best."})
 
     def __post_init__(self) -> None:
-        if self.greater_is_better is None:
-            self.greater_is_better = self.metric_for_best_model in ("bleu", "chrf")
         super().__post_init__()
         self.objective()
         self.check_at_least(1, "max_nfe")

@@ -52,8 +52,8 @@ OPTIMISATION = (
     "lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model"
 )
 DECISIVE = (
-    "objective correction correction_share initial jacobian random_nfe max_nfe glance_nfe denoising_steps gamma beta "
-    f"{OPTIMISATION}"
+    "objective correction correction_share initial jacobian random_nfe noisy_start max_nfe glance_nfe denoising_steps "
+    f"gamma beta {OPTIMISATION}"
 )
 
 

@@ -12,6 +12,18 @@ from ..objectives.targets import dynamically_distilled
 from .arguments import DeqNarTrainingArguments
 from .translation_trainer import TranslationTrainer
 
+OF_EQUILIBRIA = (
+    "correction",
+    "initial",
+    "jacobian",
+    "random_nfe",
+    "noisy_start",
+    "denoising_steps",
+    "max_nfe",
+    "glance_nfe",
+)
+PLAIN = {"correction": 0.0, "initial": 0.0, "jacobian": 0.0, "random_nfe": False, "noisy_start": 0.0}
+
 
 class DeqNarTrainer(TranslationTrainer):
     """Trains a `DeqNarForConditionalGeneration` with the objective named in its arguments.
@@ -25,7 +37,7 @@ class DeqNarTrainer(TranslationTrainer):
         self.objective = objective_of(args)
         check_objective(self.objective, model.config)
         if model.config.refinement == "stacked":
-            for name in ("correction", "initial", "jacobian", "random_nfe", "denoising_steps", "max_nfe", "glance_nfe"):
+            for name in OF_EQUILIBRIA:
                 if getattr(args, name):
                     raise ValueError(
                         f"{name}={getattr(args, name)} has no effect: a stacked model seeks no equilibrium."
@@ -40,8 +52,13 @@ class DeqNarTrainer(TranslationTrainer):
                 f"objective '{args.objective}' needs a column of candidates; there are {', '.join(columns)}."
             )
         # Validation is told nothing that training is told for its own good.
-        self.validation_objective = replace(self.objective, label_smoothing=0.0, random_nfe=False, glance_nfe=None)
-        self.denoising_objective = replace(self.objective, input=masked)
+        self.validation_objective = replace(
+            self.objective, label_smoothing=0.0, random_nfe=False, noisy_start=0.0, glance_nfe=None
+        )
+        # An ordinary decoder has no path that could be shaped; explicit ones learn with nothing revealed.
+        self.denoising_objective = replace(self.objective, **PLAIN)
+        if model.config.refinement == "explicit":
+            self.denoising_objective = replace(self.denoising_objective, input=masked)
         model.config.objective = args.objective
         super().__init__(model, args, **options)
 
@@ -61,7 +78,7 @@ class DeqNarTrainer(TranslationTrainer):
             steps = self.state.max_steps // 2 if explicit else 0
         if self.state.global_step >= steps:
             return self.objective, self.args.max_nfe
-        return self.denoising_objective if explicit else self.objective, 1
+        return self.denoising_objective, 1
 
     def validation_figures(self, batch: dict[str, Tensor]) -> dict[str, float]:
         """The spectral radius of the transition in the equilibria of a few sentences, on average."""
@@ -82,7 +99,7 @@ class DeqNarTrainer(TranslationTrainer):
 
 def objective_of(args: DeqNarTrainingArguments) -> Objective:
     """The objective that the arguments describe."""
-    names = ("correction", "correction_share", "initial", "jacobian", "random_nfe", "glance_nfe", "beta")
+    names = ("correction", "correction_share", "initial", "jacobian", "random_nfe", "noisy_start", "glance_nfe", "beta")
     settings = {name: getattr(args, name) for name in names}
     if args.gamma is not None:
         settings["gamma"] = tuple(args.gamma)

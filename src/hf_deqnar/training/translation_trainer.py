@@ -67,7 +67,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._place = (-1, 0)  # the update, and which of its batches
         self._numbers: list[int] = []
         self._sums: dict[str, Tensor] = {}
-        self._summed = 0
+        self._counts: dict[str, int] = {}  # a term may begin or end between two logs
         self._processor_seconds = time.process_time()  # up to the last log; validation does not count
 
     def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
@@ -143,7 +143,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             for name, value in terms.items():
                 if name != "loss":
                     self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
-            self._summed += 1
+                    self._counts[name] = self._counts.get(name, 0) + 1
         return (loss, terms) if return_outputs else loss
 
     def _share(self, counts: Tensor) -> Tensor:
@@ -177,11 +177,11 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the averages of the terms since the last log."""
-        if "loss" in logs and self._summed:
-            averages = torch.stack(list(self._sums.values())).to(torch.float32) / self._summed
+        if "loss" in logs and self._sums:
+            averages = torch.stack([total / self._counts[name] for name, total in self._sums.items()]).float()
             averages = self.accelerator.reduce(averages.to(self.args.device), reduction="mean")
             logs |= {name: float(value) for name, value in zip(self._sums, averages, strict=True)}
-            self._sums, self._summed = {}, 0
+            self._sums, self._counts = {}, {}
             if self.args.device.type == "cpu":
                 now = time.process_time()
                 spent, self._processor_seconds = torch.tensor(now - self._processor_seconds), now
