@@ -1,6 +1,6 @@
-"""Distil a teacher. On one process, from the folder of the repository, with Multi30k beside it:
+"""Distil a teacher. On one process, from the folder of the repository, with Multi30k in `data`:
 
-python scripts/distill.py --teacher runs/teacher --data ../shared/data/multi30k/train.jsonl.gz --source en --target de \
+python scripts/distill.py --teacher runs/teacher --data data/multi30k/train.jsonl.gz --source en --target de \
     --num_beams 5 --output runs/distilled.jsonl.gz
 
 On several: `torchrun --standalone --nproc_per_node 2 scripts/distill.py …`, or start it by hand as often as you like,

@@ -1,7 +1,7 @@
-"""Climb a ladder of experiments. From the folder of the repository, with Multi30k beside it:
+"""Climb a ladder of experiments. From the folder of the repository, with Multi30k in `data`:
 
-python scripts/ladder.py ladders/multi30k.yaml --data ../shared/data/multi30k --output runs/ladder
-python scripts/ladder.py ladders/multi30k.yaml --data ../shared/data/multi30k --output runs/ladder --table
+python scripts/ladder.py ladders/multi30k.yaml --data data/multi30k --output runs/ladder
+python scripts/ladder.py ladders/multi30k.yaml --data data/multi30k --output runs/ladder --table
 
 Stopped at any moment it goes on by the same command; started twice, both share the work. `hf-deqnar ladder` is the same
 thing, and its --help says how a ladder is written.

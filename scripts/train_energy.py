@@ -1,7 +1,7 @@
 """Train a model to write what a teacher finds likely (ENGINE). On one process, from the folder of the repository:
 
 accelerate launch scripts/train_energy.py --student runs/cmlm --teacher runs/teacher \
-    --train_data ../shared/data/multi30k/train.jsonl.gz --validation_data ../shared/data/multi30k/validation.jsonl.gz \
+    --train_data data/multi30k/train.jsonl.gz --validation_data data/multi30k/validation.jsonl.gz \
     --source en --target de --learning_rate 1e-5 --num_train_epochs 30 --output_dir runs/energy
 
 `--student` is a model that was trained with `--objective cmlm` or `glat` and predicts lengths, `--teacher` any seq2seq

@@ -122,6 +122,8 @@ def test_a_backbone_may_be_saved_and_normed_and_must_be_one(tmp_path):
     assert torch.equal(mine.logits[mine.canvas_mask], theirs.logits[theirs.canvas_mask])
     with pytest.raises(ValueError, match="A backbone has refinement='stacked', but this model 'implicit'"):
         DeqNarForConditionalGeneration.from_backbone(model)
+    with pytest.raises(ValueError, match="weight_norm='none', but the backbone has 'weight'"):
+        DeqNarForConditionalGeneration.from_backbone(backbone, weight_norm="none")
     with pytest.raises(ValueError, match="has no model.transition.layers.1.*width and depth of the old one"):
         DeqNarForConditionalGeneration.from_backbone(backbone, transition_layers=1)
     with pytest.raises(ValueError, match="The old model has no model.transition.layers.2.*width and depth"):

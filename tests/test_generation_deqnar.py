@@ -329,6 +329,8 @@ def test_options_are_saved_with_the_model_and_restored(tmp_path):
         tmp_path, generation_config=DeqNarGenerationConfig(length_beams=2)
     )
     assert other.generation_config.length_beams == 2
+    plain = DeqNarForConditionalGeneration.from_pretrained(tmp_path, generation_config=GenerationConfig(max_length=20))
+    assert plain.generation_config.max_length == 20
 
 
 def test_saved_options_that_cannot_be_read_are_an_error_and_missing_ones_are_not(tmp_path):

@@ -153,6 +153,8 @@ def test_empty_texts_have_as_many_translations_as_others(saved):
     translate.model.generation_config.update(length_beams=3, num_return_sequences=3)
     for size in (1, 2):
         assert [len(result) for result in translate(["", ENGLISH[0]], batch_size=size)] == [3, 3]
+        nothing, _ = translate(["", ENGLISH[0]], batch_size=size, return_tensors=True)
+        assert [one["translation_token_ids"].tolist() for one in nothing] == [[translate.tokenizer.pad_token_id]] * 3
 
 
 def test_a_model_that_is_told_in_words_what_to_do_gets_its_prefix(tokenizer):

@@ -112,7 +112,7 @@ class DeqNarConfig(PreTrainedConfig):
 
     solver: str = "anderson"
     max_nfe: int = 20
-    tol: float = 1e-3
+    tol: float | int = 1e-3
     memory: int = 5
     damping: float | int = 1.0
 
@@ -121,7 +121,7 @@ class DeqNarConfig(PreTrainedConfig):
     gradient_damping: float | int = 0.5
     gradient_solver: str = "anderson"
     gradient_max_nfe: int = 20
-    gradient_tol: float = 1e-3
+    gradient_tol: float | int = 1e-3
 
     weight_norm: str = "none"
     weight_norm_clip: float | int | None = None

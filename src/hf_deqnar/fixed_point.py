@@ -287,9 +287,9 @@ def solve(
 ) -> FixedPoint:
     """Find z = f(z) for every row, starting from `initial`.
 
-    A row leaves the batch as soon as ‖f(z) − z‖ / ‖f(z)‖ < tol, so that rows never influence each other and a row that
-    is done costs nothing more. The history and the small linear systems are kept in fp32 (fp64 for fp64 input),
-    whatever the dtype of `initial`.
+    A row leaves the batch as soon as ‖f(z) − z‖ / ‖f(z)‖ < tol, so that rows never influence each other; if
+    `function` can be narrowed, a row that is done costs nothing more. The history and the small linear systems are kept
+    in fp32 (fp64 for fp64 input), whatever the dtype of `initial`.
 
     Args:
         function: f. If it has `select(rows)`, this must return f narrowed to those rows, and then only rows that still

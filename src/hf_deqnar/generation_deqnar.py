@@ -64,7 +64,6 @@ class Options:
 
 TOKENS = ("bos_token_id", "pad_token_id", "eos_token_id")
 KNOWN = frozenset((*(option.name for option in fields(Options)), *TOKENS))
-METADATA = ("transformers_version", "_from_model_config", "_commit_hash", "_original_object_hash")
 
 
 class DeqNarGenerationConfig(GenerationConfig):
@@ -104,6 +103,8 @@ class DeqNarGenerationConfig(GenerationConfig):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         if self.shortlist not in (None, True, False):
             raise ValueError(f"shortlist must be unset, True or False, not {self.shortlist!r}.")
+        if not (self.reranker is None or isinstance(self.reranker, str) or hasattr(self.reranker, "config")):
+            raise ValueError(f"reranker must be a seq2seq model or its name, not {self.reranker!r}.")
         if self.tol is not None and not (isinstance(self.tol, (int, float)) and self.tol > 0):
             raise ValueError(f"tol must be unset or above 0, not {self.tol!r}.")
 
@@ -135,6 +136,13 @@ class DeqNarGenerationConfig(GenerationConfig):
                 setattr(self, name, value)
         self.validate()
         return kwargs
+
+
+def as_ours(config: GenerationConfig) -> DeqNarGenerationConfig:
+    """A copy; of a plain one, what it asks for beyond its defaults, which must exist here."""
+    if isinstance(config, DeqNarGenerationConfig):
+        return copy.copy(config)
+    return DeqNarGenerationConfig.from_dict(config.to_diff_dict())
 
 
 def refuse_unknown(names: dict[str, Any]) -> None:
@@ -316,9 +324,7 @@ class DeqNarGenerationMixin:
             labels, synced_gpus: passed by `Seq2SeqTrainer`; they have no influence on the translation.
             options: any option of `DeqNarGenerationConfig`, for this call.
         """
-        settings = copy.copy(self.generation_config if generation_config is None else generation_config)
-        if not isinstance(settings, DeqNarGenerationConfig):  # a plain one may ask for things that do not exist here
-            settings = DeqNarGenerationConfig.from_dict(settings.to_diff_dict())
+        settings = as_ours(self.generation_config if generation_config is None else generation_config)
         refuse_unknown(settings.update(**options))
         self._check_options(settings)
         source_mask = self.model.check_source(input_ids, attention_mask, None)
@@ -577,7 +583,7 @@ class DeqNarGenerationMixin:
     ) -> None:
         """Called by `from_pretrained`: take up the saved options, ours included."""
         if generation_config is not None:
-            self.generation_config = DeqNarGenerationConfig.from_dict(generation_config.to_dict())
+            self.generation_config = as_ours(generation_config)
         elif pretrained_model_name_or_path is not None:
             where = {"cache_dir": cache_dir, "force_download": force_download, "proxies": proxies, "token": token}
             where |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder}

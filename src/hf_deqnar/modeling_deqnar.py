@@ -425,6 +425,11 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         """
         if backbone.config.refinement != "stacked":
             raise ValueError(f"A backbone has refinement='stacked', but this model '{backbone.config.refinement}'.")
+        if overrides.get("weight_norm", backbone.config.weight_norm) != backbone.config.weight_norm:
+            raise ValueError(
+                f"weight_norm={overrides['weight_norm']!r}, but the backbone has {backbone.config.weight_norm!r}: its "
+                "weights are stored in that form; leave it out."
+            )
         settings = {"refinement": "implicit", "transition_layers": backbone.config.decoder_layers, **overrides}
         model = cls(type(backbone.config).from_dict({**backbone.config.to_dict(), **settings}))
         return model._take(backbone_weights(backbone, model), backbone.dtype)

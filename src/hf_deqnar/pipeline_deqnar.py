@@ -131,10 +131,11 @@ class DeqNarTranslationPipeline(Pipeline):
     def postprocess(
         self, output: dict, return_tensors: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> list[dict[str, Any]]:
+        if bool(output["is_empty"][0]):  # an empty text was translated as another, so that no batch has a hole
+            nothing = {"translation_token_ids": torch.tensor([self.tokenizer.pad_token_id])}
+            return [nothing if return_tensors else {"translation_text": ""} for _ in output["sequences"][0]]
         if return_tensors:
             return [{"translation_token_ids": tokens} for tokens in output["sequences"][0]]
-        if bool(output["is_empty"][0]):
-            return [{"translation_text": ""} for _ in output["sequences"][0]]
         records = []
         for index, tokens in enumerate(output["sequences"][0]):
             text = self.tokenizer.decode(

@@ -49,6 +49,10 @@ def test_bench_training_prints_a_table_and_its_two_ways_agree(run, tmp_path):
     [
         (["bench", "solver", "--json", "/no/such/folder/file.json"], "There is no folder /no/such/folder"),
         (["bench", "solver", "--shortest", "9", "--longest", "3"], "--shortest 9 must be between 1 and --longest 3"),
+        (["bench", "solver", "--json", "/tmp"], "/tmp is a folder; name a file."),
+        (["bench", "solver", "--threads", "0"], "--threads must be at least 1, not 0."),
+        (["bench", "solver", "--rows", "0"], "--rows must be at least 1, not 0."),
+        (["bench", "solver", "--max-nfe", "0"], "--max-nfe must be at least 1, not 0."),
         (["bench", "solver", "--tol", "0"], "tol must be above 0"),
         (["bench", "memory", "--budgets", "0"], "--budgets 0"),
         (["bench", "training", "--steps", "0"], "--steps 0"),

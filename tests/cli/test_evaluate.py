@@ -61,6 +61,8 @@ def test_errors_are_one_readable_line(run, saved, data, tmp_path):
         ([f"{saved['ctc']},num_beams=2", *columns], "num_beams is not an option of generate"),
         ([saved["ctc"], saved["ctc"], *columns], "named twice"),
         ([saved["ctc"], *columns, "--json", tmp_path / "no" / "file"], "There is no folder"),
+        ([saved["ctc"], *columns, "--json", tmp_path], "is a folder; name a file."),
+        ([f"{saved['ctc']},reranker=5", *columns], "reranker must be a seq2seq model or its name, not 5."),
         ([saved["ctc"], *columns, "--batch-size", "-1"], "--batch-size must be at least 1"),
         ([f"{saved['predict']},length_beams=2,num_return_sequences=2", *columns], "num_return_sequences must be 1"),
     ]:

@@ -205,6 +205,17 @@ def test_a_rung_that_fails_leaves_the_others_alone(house, in_process, capsys, tm
         ("rungs/data", {"verb": "train"}, "'data' cannot be a rung's name"),
         ("rungs/stacked/title", "the teacher", "rungs 'teacher' and 'stacked' have the same title"),
         ("rungs/teacher/decode", {"beam 5": 5}, "rung 'teacher': decode must hold options of generate by a name"),
+        ("rungs/stacked/decode", {"x": {"lenght_beams": 5}}, "'stacked': lenght_beams is not an option of generate"),
+        ("rungs/stacked/settings/config", {"tol": "much"}, "rung 'stacked': "),
+        ("rungs/stacked/settings/objective", "glat", "'stacked': objective 'glat' needs config.length = 'predict'"),
+        (
+            "rungs/stacked/settings/max_steps",
+            "many",
+            "rung 'stacked': argument --max_steps/--max-steps: invalid int",
+        ),
+        ("rungs/stacked/seeds", 42, "rung 'stacked': seeds must be a list of whole numbers from 0 on"),
+        ("rungs/stacked/seeds", [], "rung 'stacked': seeds must be a list of whole numbers from 0 on"),
+        ("rungs/implicit/curve", 4, "rung 'implicit': curve must be a list of whole numbers from 1 on"),
         ("rungs", ["teacher"], "rungs must hold name: value entries"),
     ],
 )

@@ -53,6 +53,8 @@ def test_a_run_leaves_a_model_that_translates_and_goes_on_where_it_was(run, tmp_
     ("flags", "message"),
     [
         (["--objective", "ctc+glatt"], "'glatt' is unknown"),
+        (["--config", "length=ctc", "d_model=1e2"], "Field 'd_model' expected int, got float"),
+        (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x has no effect: a run goes on by itself"),
         (["--objective", "glat"], "objective 'glat' needs config.length = 'predict'"),
         (["--max_length", "900"], "max_length=900, but the model takes 512 tokens; lower it."),
         (["--tokenizer", "x"], "vocab_size=400 is for new tokenizers, but x is used"),

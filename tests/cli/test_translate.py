@@ -1,3 +1,4 @@
+import argparse
 import json
 import re
 import shutil
@@ -8,7 +9,9 @@ import pytest
 from transformers import BertConfig, BertModel, pipeline
 
 import hf_deqnar
+from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.cli.main import main
+from hf_deqnar.cli.translate import add_arguments, generate_settings
 
 from ..conftest import SENTENCES
 from ..test_generation_deqnar import reranker
@@ -107,6 +110,16 @@ def test_nbest_lists(run, saved, length):
     assert [json.loads(line)["rank"] for line in done.stdout.splitlines()] == [1, 2, 3]
 
 
+def test_an_nbest_list_does_not_narrow_the_models_own_beam(saved):
+    model = DeqNarForConditionalGeneration.from_pretrained(saved["ctc"])
+    model.generation_config.update(ctc_beam_size=7)
+    for flags, beams in (([], 7), (["--nbest", "9"], 9), (["--ctc-beam-size", "4"], 4)):
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        options = parser.parse_args(["--nbest", "3", *flags, "hello"])
+        assert generate_settings(options, model)["ctc_beam_size"] == beams
+
+
 def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):
     reranker(len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -199,6 +212,7 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
         ([*model, "--device", "cuda:7", "hello"], "Device 'cuda:7' cannot be used"),
         ([*model, "--device", "meta", "hello"], "Device 'meta' holds no numbers"),
         ([*model, "--watch", "--nbest", "2", "hello"], "--watch shows one translation"),
+        ([*model, "--nbest", "0", "hello"], "--nbest must be at least 1, not 0."),
         (["--model", damaged, "hello"], "are damaged"),
     ]:
         done = run("translate", *arguments)

@@ -33,6 +33,16 @@ def test_aligned_files_with_windows_line_ends(tmp_path):
     assert read_parallel(tmp_path / "corpus", "en", "de") == PAIRS
 
 
+def test_tables_as_office_programs_write_them(tmp_path):
+    """A mark at the beginning, Windows line ends, a line break inside a cell, and an empty line at the end."""
+    file = tmp_path / "pairs.csv"
+    file.write_bytes('\ufeffen,de\r\n"two\r\nlines",zwei\r\n\r\n'.encode())
+    assert read_parallel(file, "en", "de") == [Pair("two\nlines", ["zwei"])]
+    file = tmp_path / "pairs.tsv"
+    file.write_bytes("\ufeffen\tde\none\teins\n\n".encode())
+    assert read_parallel(file, "en", "de") == [Pair("one", ["eins"])]
+
+
 def test_several_references(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"en": "Hi", "de": ["Hallo", "Tag"]}\n')
     assert read_parallel(tmp_path / "a.jsonl", "en", "de") == [Pair("Hi", ["Hallo", "Tag"])]

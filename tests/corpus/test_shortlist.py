@@ -61,5 +61,7 @@ def test_what_cannot_be_learned_is_refused():
         add_shortlist(model, [[8]], [[9]], size=1, common=VOCABULARY + 1)
     with pytest.raises(ValueError, match="no pair of sentences"):
         add_shortlist(model, [], [], size=1, common=1)
+    with pytest.raises(ValueError, match="common=1 leaves no room for the 2 special tokens"):
+        add_shortlist(model, [[8]], [[9]], size=1, common=1)
     assert model.model.shortlist is None
     assert model.config.shortlist_size == 0

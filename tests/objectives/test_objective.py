@@ -129,9 +129,10 @@ def test_a_share_of_the_solves_starts_from_noise_and_ends_where_the_others_do():
     noisy = parse_objective("ce", noisy_start=1.0)(model, data, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(noisy["nat"], plain["nat"], rtol=1e-6, atol=1e-6)
     once = {"max_nfe": 1, "generator": torch.Generator().manual_seed(0)}
-    assert parse_objective("ce", noisy_start=1.0)(model, data, **once)["nat"] != parse_objective("ce")(
-        model, data, max_nfe=1
-    )["nat"]
+    assert (
+        parse_objective("ce", noisy_start=1.0)(model, data, **once)["nat"]
+        != parse_objective("ce")(model, data, max_nfe=1)["nat"]
+    )
 
 
 def test_a_random_budget_is_drawn_anew():

@@ -141,6 +141,7 @@ def test_bad_options_are_refused(tmp_path, options, message):
 def test_which_is_best_follows_what_decides_it(tmp_path):
     assert EnergyTrainingArguments(str(tmp_path)).greater_is_better is False
     assert EnergyTrainingArguments(str(tmp_path), metric_for_best_model="bleu").greater_is_better is True
+    assert EnergyTrainingArguments(str(tmp_path), metric_for_best_model="eval_bleu").greater_is_better is True
 
 
 def misled_teacher(vocabulary):

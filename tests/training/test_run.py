@@ -7,8 +7,9 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
-from hf_deqnar.training.arguments import ModelArguments
-from hf_deqnar.training.run import beyond_defaults, check_same_run, find_model, main
+from hf_deqnar.corpus.tokenizer import train_tokenizer
+from hf_deqnar.training.arguments import DataArguments, ModelArguments
+from hf_deqnar.training.run import beyond_defaults, check_belongs, check_same_run, find_model, main
 
 from ..conftest import SENTENCES, small_model
 
@@ -45,6 +46,20 @@ def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
     assert (model.config.refinement, model.config.transition_layers, model.config.tol) == ("mixed", 2, 1e-4)
     mine, theirs = (one.state_dict()["model.transition.layers.1.norms.0.weight"] for one in (model, backbone))
     assert torch.equal(mine, theirs)
+
+
+def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path, tokenizer):
+    stacked = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
+    stacked.save_pretrained(tmp_path / "stacked")
+    with pytest.raises(ValueError, match="there is no place for model.transition.layers.1.*--backbone"):
+        find_model(ModelArguments(model=str(tmp_path / "stacked"), config=["refinement=implicit"]), tokenizer)
+    assert find_model(ModelArguments(model=str(tmp_path / "stacked")), tokenizer).config.refinement == "stacked"
+    data = {"train_data": "x", "source": "en", "target": "de"}
+    with pytest.raises(ValueError, match="vocab_size=400 has no effect: .*teacher has its vocabulary"):
+        check_belongs(tokenizer, str(teacher), DataArguments(**data, vocab_size=400))
+    other = train_tokenizer([text for pair in SENTENCES for text in pair], len(tokenizer) - 20)
+    with pytest.raises(ValueError, match="The vocabulary of other"):
+        check_belongs(other, str(teacher), DataArguments(**data, tokenizer="other"))
 
 
 def test_there_is_one_thing_to_start_from():

@@ -12,6 +12,7 @@ from hf_deqnar.training.teacher import (
     SIZES,
     TeacherArguments,
     TeacherTrainer,
+    load_teacher,
     make_teacher,
     recurrent_config,
     teacher_config,
@@ -91,6 +92,15 @@ def test_a_teacher_learns_and_is_an_ordinary_model(tokenizer, tmp_path, architec
     for beams in (1, 5):
         tokens = loaded.generate(**batch, num_beams=beams)
         assert tokenizer.decode(tokens[0], skip_special_tokens=True) == PAIRS[0].references[0]
+
+
+def test_all_that_is_trained_of_a_loaded_teacher_gets_a_gradient(tokenizer, tmp_path):
+    """Several processes wait for the gradient of every parameter that says it wants one."""
+    make(tokenizer, tmp_path).save_model()
+    model = load_teacher(str(tmp_path)).train()
+    batch = tokenizer([PAIRS[0].source], return_tensors="pt")
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    assert [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None] == []
 
 
 def test_special_tokens_never_stand_in_a_text(tokenizer, tmp_path):

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from ..benchmarks import decoding, latency, memory, solver, throughput, training
+from ..corpus.files import check_writable
 from .loading import load_model
 
 BENCHMARKS = {
@@ -15,6 +16,8 @@ BENCHMARKS = {
     "latency": latency,
     "throughput": throughput,
 }
+
+COUNTS = ("rows", "length", "layers", "vocabulary", "max_nfe", "memory", "repeats", "threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.json is not None and not options.json.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {options.json.parent} to write {options.json.name} into.")
+    check_writable(options.json)
+    for name in COUNTS:
+        if getattr(options, name, 1) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
     figures = options.measure(options)
     print(options.table(figures))
     if options.json is not None:

@@ -120,7 +120,7 @@ def usage(config: PreTrainedConfig, name: str, example: str, boxed: bool) -> str
         command = f'```\nhf-deqnar translate --watch "{example}"\n```'
         return f"It comes with the package `hf_deqnar`, and needs no download:\n\n{command}\n\n{with_package}"
     opening = f"`{name}` stands for where it lies: this folder, or its name on the Hub. With the package `hf_deqnar`:"
-    if config.model_type == "deqnar":
+    if config.model_type.startswith("deqnar"):
         way = "Without the package, transformers runs the code that lies beside the weights, if you trust it:"
         without = python(
             "from transformers import pipeline",

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..benchmarks.common import markdown_table, read_options
 from ..corpus.evaluation import compare, score, translate_sentences
+from ..corpus.files import check_parent, check_writable
 from ..corpus.reading import read_parallel
 from .loading import load_model
 
@@ -44,9 +45,8 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--limit must be at least 1, not {options.limit}.")
     if len(set(options.system)) < len(options.system):
         raise ValueError("A system is named twice; comparing it with itself says nothing.")
-    for path in (options.json, options.output):
-        if path is not None and not path.parent.is_dir():
-            raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} into.")
+    check_writable(options.json)
+    check_parent(options.output)
     pairs = read_parallel(options.data, options.source, options.target)[: options.limit]
     systems = {}
     for text in options.system:

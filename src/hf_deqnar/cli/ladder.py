@@ -1,8 +1,8 @@
 """Climb a ladder of experiments: train what is missing, go on where it was cut off, evaluate, tabulate.
 
-    hf-deqnar ladder ladders/multi30k.yaml --data ../data/multi30k --output runs/ladder
-    hf-deqnar ladder ladders/multi30k.yaml --data ../data/multi30k --output runs/ladder --only ctc-glat-implicit
-    hf-deqnar ladder ladders/multi30k.yaml --data ../data/multi30k --output runs/ladder --table --plot settling.png
+    hf-deqnar ladder ladders/multi30k.yaml --data data/multi30k --output runs/ladder
+    hf-deqnar ladder ladders/multi30k.yaml --data data/multi30k --output runs/ladder --only ctc-glat-stacked energy
+    hf-deqnar ladder ladders/multi30k.yaml --data data/multi30k --output runs/ladder --table --plot settling.png
 
 Started several times at once, processes share the rungs that are ready; with `--processes 2`, two share every rung. A
 rung called `name` has, in the output folder, `name/` with its model (`name.jsonl.gz` if it distils), `name.yaml` with
@@ -54,10 +54,15 @@ from statistics import fmean
 from typing import Any
 
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 
 from ..benchmarks.common import machine, markdown_table
+from ..configuration_deqnar import DeqNarConfig
 from ..corpus.files import read_json, write_json, write_whole
 from ..corpus.locks import held
+from ..generation_deqnar import DeqNarGenerationConfig
+from ..objectives.objective import check_objective
+from .evaluate import parse_system
 from .loading import train_extra
 from .report import load_figure
 
@@ -278,14 +283,22 @@ def make_rungs(name: str, entry: dict[str, Any], defaults: dict[str, Any], path:
         raise ValueError(f"{where}: decode must hold options of generate by a name, such as beam 5: {{num_beams: 5}}.")
     if entry["verb"] == "distill" and ("decode" in entry or "curve" in entry):
         raise ValueError(f"{where}: a corpus is not decoded; remove decode and curve.")
-    shown = {"decode": decode, "title": entry.get("title", name), "curve": entry.get("curve") or []}
-    seeds = entry.get("seeds")
+    seeds, curve = entry.get("seeds"), entry.get("curve") or []
+    check_numbers([0] if seeds is None else seeds, 0, f"{where}: seeds")
+    check_numbers(curve, 1, f"{where}: curve")
+    shown = {"decode": decode, "title": entry.get("title", name), "curve": curve}
     if seeds is None:
         return [Rung(name, entry["verb"], settings, **shown)]
     names = [name, *(f"{name}.seed{seed}" for seed in seeds[1:])]
     return [
         Rung(one, entry["verb"], {**settings, "seed": seed}, **shown) for one, seed in zip(names, seeds, strict=True)
     ]
+
+
+def check_numbers(value: Any, least: int, where: str) -> None:
+    whole = isinstance(value, list) and all(type(number) is int and number >= least for number in value)
+    if not whole or (not value and least == 0):
+        raise ValueError(f"{where} must be a list of whole numbers from {least} on, such as [1, 2], not {value!r}.")
 
 
 def check_settings(ladder: Ladder, rung: Rung, path: Path) -> None:
@@ -295,6 +308,7 @@ def check_settings(ladder: Ladder, rung: Rung, path: Path) -> None:
     from ..training.energy_run import EnergyArguments
     from ..training.energy_trainer import EnergyTrainingArguments
     from ..training.teacher import TeacherArguments
+    from ..training.trainer import objective_of
     from .distill import DistillationArguments
 
     kinds = {
@@ -304,9 +318,17 @@ def check_settings(ladder: Ladder, rung: Rung, path: Path) -> None:
         "energy": (EnergyArguments, known.CorpusArguments, EnergyTrainingArguments),
     }[rung.verb]
     try:
-        known.parse_settings(kinds, ladder.filled(rung))
-    except ValueError as error:
-        raise ValueError(f"{path}: rung '{rung.name}': {error}") from error
+        parsed = known.parse_settings(kinds, ladder.filled(rung))
+        if rung.verb in ("train", "energy"):
+            for decoding in rung.decodings().values():
+                DeqNarGenerationConfig(**parse_system(as_system("model", decoding))[1])
+        if rung.verb == "train":
+            model, _, training = parsed
+            config = DeqNarConfig(**model.settings())
+            if model.start is None or "length" in model.settings():  # else what it starts from decides
+                check_objective(objective_of(training), config)
+    except (ValueError, StrictDataclassError) as error:
+        raise ValueError(f"{path}: rung '{rung.name}': {' '.join(str(error).split())}") from error
 
 
 def wanted(ladder: Ladder, only: list[str] | None) -> list[str]:
@@ -382,14 +404,18 @@ def run_rung(ladder: Ladder, rung: Rung) -> None:
 
 def evaluate(ladder: Ladder, rung: Rung, decoding: dict[str, Any]) -> dict[str, Any]:
     """Translate the test set by a command of its own; what it found."""
-    options = [f"{key}={ladder.fill(value)}" for key, value in decoding.items()]
-    system = ",".join([str(ladder.result(rung.name)), *options])
+    system = as_system(ladder.result(rung.name), ladder.fill(decoding))
     file = ladder.file(rung.name, "evaluation")
     flags = [flag for key, value in ladder.test.items() for flag in (f"--{key}", str(ladder.fill(value)))]
     command(ladder, rung, ["evaluate", system, *flags, "--json", str(file)])
     figures = json.loads(file.read_text(encoding="utf-8"))["systems"][system]
     file.unlink()
     return {"system": system, **figures}
+
+
+def as_system(model: Path | str, decoding: dict[str, Any]) -> str:
+    """'model,key=value', as `evaluate` takes it."""
+    return ",".join([str(model), *(f"{key}={value}" for key, value in decoding.items())])
 
 
 def command(ladder: Ladder, rung: Rung, arguments: list[str], processes: int = 1) -> None:
@@ -489,6 +515,8 @@ def table(ladder: Ladder, names: list[str]) -> str:
             if not done:
                 rows.append([label, "not run", *[""] * (len(headers) - 2)])
                 continue
+            if len(done) < len(rungs):
+                label += f" ({len(done)} of {len(rungs)} seeds)"
             decoded = [figures["decodings"][decoding] for figures in done]
             signatures |= {figures["bleu_signature"] for figures in decoded}
             rows.append([label, *(cell(decoded, key, form) for key, form in COLUMNS.items()), *cost(done)])
@@ -520,7 +548,8 @@ def cell(figures: list[dict[str, Any]], key: str, form: str) -> str:
 def cost(found: list[dict[str, Any]]) -> list[str]:
     """Size, updates and processor time of training."""
     mean = {key: fmean(one[key] for one in found) for key in ("parameters", "updates", "cpu_seconds")}
-    return [f"{mean['parameters'] / 1e6:.2f} M", f"{mean['updates']:,.0f}", f"{mean['cpu_seconds'] / 60:.0f}"]
+    minutes = f"{mean['cpu_seconds'] / 60:.0f}" if mean["cpu_seconds"] else ""  # nobody counts them on a GPU
+    return [f"{mean['parameters'] / 1e6:.2f} M", f"{mean['updates']:,.0f}", minutes]
 
 
 def plot(ladder: Ladder, names: list[str], path: Path) -> None:

@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 
+from huggingface_hub.errors import StrictDataclassError
+
 from . import bench, distill, energy, evaluate, export, ladder, release, report, shortlist, teacher, train, translate
 
 VERBS = {
@@ -51,8 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         return options.run(options) or 0
     except BrokenPipeError:  # the reader of our output has left; that is its good right
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        print(f"hf-deqnar {options.verb}: {error}", file=sys.stderr)
+    except (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError) as error:
+        text = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else error
+        print(f"hf-deqnar {options.verb}: {text}", file=sys.stderr)
         return 1
     return 0  # only after a closed pipe
 

@@ -1,7 +1,7 @@
 """Make a folder that can be published: the model of a rung, its tokenizer, and a card that says what it is.
 
-    hf-deqnar release ladders/tatoeba.yaml --data ../data/tatoeba --output runs/tatoeba --rung box --to my-model --half
-    hf-deqnar release ladders/tatoeba.yaml --data ../data/tatoeba --output runs/tatoeba --rung teacher \\
+    hf-deqnar release ladders/tatoeba.yaml --data data/tatoeba --output runs/tatoeba --rung box --to my-model --half
+    hf-deqnar release ladders/tatoeba.yaml --data data/tatoeba --output runs/tatoeba --rung teacher \\
         --decoding "beam 5" --to my-teacher
 
 The options of the decoding become the defaults of `generate`, and its figures those of the card. What the card says of
@@ -133,7 +133,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
 
 def check_range(model: PreTrainedModel) -> None:
     for name, weight in model.state_dict().items():
-        if weight.isfinite().all() and not weight.half().isfinite().all():
+        if weight.is_floating_point() and weight.isfinite().all() and not weight.half().isfinite().all():
             largest = weight.abs().max().item()
             raise ValueError(f"{name} reaches {largest:.3g}, too large for half precision; leave out --half.")
 

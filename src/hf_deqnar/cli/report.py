@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..benchmarks.common import markdown_table
 from ..corpus.evaluation import labelled_batches, score, sentence_bleu, translate_sentences
+from ..corpus.files import check_parent, check_writable
 from ..corpus.reading import Pair, read_parallel
 from ..objectives.input_predictor import check_vanilla, fit_input_predictor
 from ..objectives.inputs import masked
@@ -135,12 +136,7 @@ def check_arguments(options: argparse.Namespace) -> None:
     if options.plot is not None and options.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--plot {options.plot} should end in .png, .svg or .pdf.")
     for path in (options.json, options.plot):
-        check_folder(path)
-
-
-def check_folder(path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} into.")
+        check_writable(path)
 
 
 def parse_entry(text: str) -> Entry:
@@ -151,7 +147,7 @@ def parse_entry(text: str) -> Entry:
         if key not in known:
             raise ValueError(f"'{key}' in '{text}' is not an option of a report's model; use {', '.join(known)}.")
     entry = Entry(text, name, **{key: str(value) for key, value in settings.items()})
-    check_folder(None if entry.save is None else Path(entry.save))
+    check_parent(None if entry.save is None else Path(entry.save))
     return entry
 
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -71,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     if options.watch and options.nbest > 1:
         raise ValueError("--watch shows one translation; leave out --nbest or --watch.")
+    if options.nbest < 1:
+        raise ValueError(f"--nbest must be at least 1, not {options.nbest}.")
     if options.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, not {options.batch_size}.")
     if options.text and options.input is not None:
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         options.model = model_in_the_box()
     model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
     pipeline = DeqNarTranslationPipeline(model=model, tokenizer=tokenizer, task="translation", device=model.device)
-    settings = generate_settings(options, model.config)
+    settings = generate_settings(options, model)
     where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"
     pipeline(".", **settings)  # options that do not fit are told once, before any line is read
     failures = 0
@@ -96,8 +99,9 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def generate_settings(options: argparse.Namespace, config: object) -> dict:
+def generate_settings(options: argparse.Namespace, model: Any) -> dict:
     """Flags as options of `generate`; another architecture gets none of ours, and is told so if they were asked for."""
+    config = model.config
     asked = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
     if config.model_type != "deqnar":
         if asked or options.watch or options.jsonl:
@@ -106,7 +110,7 @@ def generate_settings(options: argparse.Namespace, config: object) -> dict:
         return {"num_beams": options.nbest, "num_return_sequences": options.nbest} if options.nbest > 1 else {}
     if options.nbest > 1:
         beams = "ctc_beam_size" if config.length == "ctc" else "length_beams"
-        asked[beams] = max(asked.get(beams, 1), options.nbest)
+        asked[beams] = max(asked.get(beams, getattr(model.generation_config, beams)), options.nbest)
         asked["num_return_sequences"] = options.nbest
     if options.jsonl or options.watch:
         asked["return_figures"] = True

@@ -10,6 +10,19 @@ from pathlib import Path
 from typing import Any
 
 
+def check_writable(path: Path | None) -> None:
+    """Refuse, before any work is done, a file that could not be written after it."""
+    check_parent(path)
+    if path is not None and path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file.")
+
+
+def check_parent(path: Path | None) -> None:
+    """The same for a folder that will be made, or written into."""
+    if path is not None and not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} into.")
+
+
 def write_whole(path: Path, lines: Iterable[str], folder: Path | None = None) -> None:
     """Write lines of text, gzipped if the name says so; the file has its name only when all of it is on the disk.
 

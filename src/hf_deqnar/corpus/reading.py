@@ -59,7 +59,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         try:
             for number, raw in enumerate(file, start=1):
                 try:
-                    yield number, raw.rstrip(b"\r\n").decode("utf-8")
+                    text = raw.rstrip(b"\r\n").decode("utf-8")
+                    yield number, text.removeprefix("\ufeff") if number == 1 else text  # a mark that Windows writes
                 except UnicodeDecodeError as error:
                     raise ValueError(f"{path}, line {number}: not valid UTF-8 at byte {error.start + 1}.") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -85,7 +86,7 @@ def _read_tsv(path: Path, source: str, target: str) -> Iterator[Pair]:
 
 
 def _read_csv(path: Path, source: str, target: str) -> Iterator[Pair]:
-    reader = csv.reader(line for _, line in _lines(path))
+    reader = csv.reader(f"{line}\n" for _, line in _lines(path))  # a quoted cell may go on in the next line
     try:
         yield from _read_table(((reader.line_num, row) for row in reader), source, target, path)
     except csv.Error as error:  # a quote that is never closed, say, so that all that follows is one cell
@@ -96,6 +97,8 @@ def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str,
     """The first row names the columns."""
     _, names = next(rows, (1, []))
     for number, cells in rows:
+        if cells in ([], [""]):  # an empty line
+            continue
         if len(cells) != len(names):
             raise ValueError(f"{path}, line {number}: {len(cells)} columns, but the first line names {len(names)}.")
         yield _pair(dict(zip(names, cells, strict=True)), source, target, path, number)

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .files import not_written, read_json, write_json, write_whole
+from .files import check_writable, not_written, read_json, write_json, write_whole
 from .locks import awaited, is_held
 
 MANIFEST = "manifest.json"
@@ -23,8 +23,7 @@ def folder_of(output: Path) -> Path:
 
 def check_origin(output: Path) -> None:
     """Refuse to write over a file that was made otherwise."""
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {output.parent} to write {output.name} into.")
+    check_writable(output)
     if output.exists() and not (folder_of(output) / MANIFEST).is_file():
         raise FileExistsError(f"{output} exists and nothing says how it was made; choose another output or remove it.")
 

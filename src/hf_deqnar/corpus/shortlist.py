@@ -63,9 +63,10 @@ def add_shortlist(
         raise ValueError("There is no pair of sentences to learn a shortlist from.")
     frequency = numpy.bincount(numpy.concatenate([numpy.asarray(one) for one in targets]), minlength=config.vocab_size)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    for token in (config.blank_token_id, *ends):
-        if token is not None:
-            frequency[token] = frequency.sum()
+    special = [token for token in (config.blank_token_id, *ends) if token is not None]
+    if common < len(special):
+        raise ValueError(f"common={common} leaves no room for the {len(special)} special tokens; raise it.")
+    frequency[special] = frequency.sum()
     config.shortlist_size, config.shortlist_common = size, common
     shortlist = Shortlist(config)
     shortlist.companions.copy_(torch.from_numpy(learn_companions(sources, targets, config.vocab_size, size)))

@@ -24,6 +24,7 @@ WITHOUT_EFFECT = {
     "predict_with_generate": "validation always generates",
     "generation_max_length": "set it in generation_config",
     "generation_num_beams": "set length_beams or ctc_beam_size in generation_config",
+    "resume_from_checkpoint": "a run goes on by itself from the last checkpoint in output_dir",
     "load_best_model_at_end": "average_best decides which weights are kept",
 }
 
@@ -261,7 +262,12 @@ def parse_arguments(kinds: Iterable[type], arguments: list[str] | None = None, p
 def parse_settings(kinds: Iterable[type], settings: dict[str, Any]) -> tuple:
     """Dataclasses from settings by name, checked as flags are."""
     parser = HfArgumentParser(list(kinds))
+    parser.error = refuse  # argparse would print its usage and leave
     return tuple(parser.parse_args_into_dataclasses(as_flags(settings, parser, "settings"), look_for_args_file=False))
+
+
+def refuse(message: str) -> None:
+    raise ValueError(message)
 
 
 def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from ..corpus.evaluation import Translations, score
-from ..corpus.files import write_json
+from ..corpus.files import check_writable, write_json
 from ..corpus.reading import Pair, read_parallel
 from ..corpus.teachers import Teacher, fingerprint_of_teacher
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of
@@ -93,12 +93,7 @@ class EnergyArguments:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if (self.student == "bilstm") != (self.teacher == "lstm"):
             raise ValueError("The recurrent pair is made together: --student bilstm --teacher lstm.")
-        if self.json is not None and not Path(self.json).parent.is_dir():
-            raise FileNotFoundError(
-                f"There is no folder {Path(self.json).parent} to write {Path(self.json).name} into."
-            )
-        if self.json is not None and Path(self.json).is_dir():
-            raise IsADirectoryError(f"json={self.json} is a folder; name a file.")
+        check_writable(None if self.json is None else Path(self.json))
 
 
 def check_effects(names: EnergyArguments, arguments: EnergyTrainingArguments) -> None:

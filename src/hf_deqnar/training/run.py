@@ -30,6 +30,7 @@ from ..corpus.tokenizer import load_tokenizer, train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.objective import Objective, check_objective
 from ..objectives.targets import dynamically_distilled
+from ..scoring_deqnar import check_same_tokens
 from .allocator import keep_freed_memory
 from .arguments import (
     CorpusArguments,
@@ -102,6 +103,8 @@ def conduct(
     with alone_in(arguments):
         with arguments.main_process_first(desc="tokenizing"):
             tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
+            if start is not None:
+                check_belongs(tokenizer, start, data)
             set_seed(arguments.seed)
             model = make_model(tokenizer)
             tokenized = tokenize(pairs, tokenizer, model.config, data, candidates)
@@ -241,6 +244,14 @@ def find_tokenizer(name: str | None, data: DataArguments, pairs: list[Pair], out
     return tokenizer
 
 
+def check_belongs(tokenizer: PreTrainedTokenizerBase, start: str, data: DataArguments) -> None:
+    """A model that training starts from has its tokenizer, and there is no other vocabulary to choose."""
+    if data.vocab_size is not None:
+        raise ValueError(f"vocab_size={data.vocab_size} has no effect: {start} has its vocabulary; leave it out.")
+    if data.tokenizer is not None:
+        check_same_tokens(load_tokenizer(start), tokenizer, data.tokenizer)
+
+
 def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> DeqNarForConditionalGeneration:
     """The named model, one made from the named teacher or backbone, or a new one; configured as asked."""
     special = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>", "blank": "<blank>"}
@@ -248,7 +259,7 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
     missing = [token for token in special.values() if token not in vocabulary]
     if arguments.start is not None:
         if arguments.model is not None:
-            model = DeqNarForConditionalGeneration.from_pretrained(arguments.model, **arguments.settings())
+            model = load_whole(arguments.model, **arguments.settings())
         elif arguments.teacher is not None:
             teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
             model = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, **arguments.settings())
@@ -266,6 +277,19 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
     tokens = {f"{name}_token_id": vocabulary[token] for name, token in special.items()}
     fields = {"vocab_size": len(tokenizer), **tokens, **arguments.settings()}
     return DeqNarForConditionalGeneration(DeqNarConfig.preset(arguments.preset or "tiny", **fields))
+
+
+def load_whole(name: str, **settings: Any) -> DeqNarForConditionalGeneration:
+    """A model whose weights all find their place in it, whatever is configured otherwise."""
+    options = {"output_loading_info": True, **settings}
+    model, found = DeqNarForConditionalGeneration.from_pretrained(name, **options)
+    lost = sorted(found["unexpected_keys"])
+    if lost:
+        raise ValueError(
+            f"With {', '.join(f'{key}={value}' for key, value in settings.items())} there is no place for {lost[0]} of "
+            f"{name}; a stacked model becomes one that seeks equilibria with --backbone."
+        )
+    return model
 
 
 def tokenize(

@@ -136,6 +136,9 @@ def load_teacher(name: str) -> PreTrainedModel:
         raise ValueError(
             f"--model {name} is of type {model.config.model_type}; only marian and our LSTMs are trained here."
         )
+    for part, parameter in model.named_parameters():
+        if "embed_positions" in part:  # sines, which transformers forgets to freeze when it loads them
+            parameter.requires_grad_(False)
     return model
 
 

@@ -28,6 +28,7 @@ logger = logging.get_logger(__name__)
 
 UNFINISHED = "_unfinished"  # transformers does not upload names that begin with an underscore
 BEST = "best"
+AVERAGED = "averaged"  # what the metrics of the average of the best weights begin with
 GENERATED_TOGETHER = 64  # sentences per batch when validation translates
 WRITING_ERRORS = (OSError, RuntimeError, SafetensorError)  # how a full disk is told by Python, torch and safetensors
 
@@ -53,6 +54,10 @@ class TranslationTrainer(Seq2SeqTrainer):
                 raise ValueError(f"{name} has no effect: translations are scored, and the loss is compute_terms.")
         for name in ("train_dataset", "eval_dataset"):
             options[name] = as_dataset(options.get(name), name)
+        if isinstance(options["eval_dataset"], dict) and args.eval_strategy != "no" and args.average_best:
+            raise ValueError(
+                "Several validation sets cannot tell together which weights are best; give one, or set average_best=0."
+            )
         if options["eval_dataset"] is None and args.eval_strategy != "no":
             raise ValueError(f"eval_strategy='{args.eval_strategy}' needs an eval_dataset.")
         options.setdefault("data_collator", functools.partial(collate, padding=model.config.pad_token_id))
@@ -221,7 +226,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.log(metrics)
         if self.is_in_train and metric_key_prefix == "eval":
             self._keep_if_good(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if metric_key_prefix != AVERAGED:  # of which callbacks, such as early stopping, know nothing
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()
@@ -387,17 +393,17 @@ class TranslationTrainer(Seq2SeqTrainer):
         load_weights(self.model, average_weights(paths))
         if len(paths) == 1:
             return
-        averaged = self.evaluate(metric_key_prefix="averaged")
+        averaged = self.evaluate(metric_key_prefix=AVERAGED)
         metric = self.args.metric_for_best_model.removeprefix("eval_")
         scores = {
             entry["step"]: entry[f"eval_{metric}"] for entry in self.state.log_history if f"eval_{metric}" in entry
         }
         alone, sign = scores[self._best_steps()[0]], 1 if self.args.greater_is_better else -1
-        better = sign * averaged[f"averaged_{metric}"] >= sign * alone
+        better = sign * averaged[f"{AVERAGED}_{metric}"] >= sign * alone
         if not better:
             load_weights(self.model, average_weights(paths[:1]))
         logger.warning(
-            f"The average of the best {len(paths)} has a {metric} of {averaged[f'averaged_{metric}']:.2f}, the best "
+            f"The average of the best {len(paths)} has a {metric} of {averaged[f'{AVERAGED}_{metric}']:.2f}, the best "
             f"alone {alone:.2f}: the {'average' if better else 'best alone'} is kept."
         )
 
