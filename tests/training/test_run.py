@@ -39,6 +39,25 @@ def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
     assert torch.equal(start.model.shared.weight, expected)
 
 
+def test_a_run_is_known_by_the_weights_it_started_from_wherever_they_lie(teacher, tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES))
+    flags = ["--train_data", file, "--source", "en", "--target", "de", "--config", "length=ctc", "--objective", "ctc"]
+    flags += ["--max_tokens", 100, "--max_steps", 1, "--report_to", "none", "--cache_dir", tmp_path / "cache"]
+
+    def run(start):
+        main([str(part) for part in [*flags, "--teacher", start, "--output_dir", tmp_path / "run"]])
+
+    run(teacher)
+    moved = teacher.rename(tmp_path / "moved")
+    run(moved)  # which is finished
+    other = MarianMTModel.from_pretrained(moved)
+    other.model.shared.weight.data += 1
+    other.save_pretrained(moved)
+    with pytest.raises(ValueError, match="holds a run with starting_weights="):
+        run(moved)
+
+
 def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
     backbone = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
     backbone.save_pretrained(tmp_path)

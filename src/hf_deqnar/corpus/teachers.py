@@ -95,10 +95,21 @@ def fingerprint_of_teacher(teacher: Teacher) -> str:
         kept = {key: value for key, value in settings.items() if key not in ABOUT_THE_FILE}
         digest.update(json.dumps(kept, sort_keys=True, default=str).encode())
     digest.update(_tokenizer_as_text(teacher.tokenizer).encode())
-    for name, weights in sorted(teacher.model.state_dict().items()):
+    digest_weights(teacher.model, digest)
+    return digest.hexdigest()[:32]
+
+
+def fingerprint_of_weights(model: PreTrainedModel) -> str:
+    """One short name for a model's numbers."""
+    digest = hashlib.sha256()
+    digest_weights(model, digest)
+    return digest.hexdigest()[:32]
+
+
+def digest_weights(model: PreTrainedModel, digest: Any) -> None:
+    for name, weights in sorted(model.state_dict().items()):
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
         digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:32]
 
 
 def _tokenizer_as_text(tokenizer: PreTrainedTokenizerBase) -> str:

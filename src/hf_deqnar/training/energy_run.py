@@ -151,12 +151,12 @@ class Setting:
         models = {"config": self.student, "teacher_config": self.teacher}
         configs = {name: beyond_defaults(model.config) for name, model in models.items()}
         texts = {"data": self.train.fingerprint, "validation": fingerprint_of(map(str, self.validation["references"]))}
-        pair = {"student": self.names.student, "teacher": self.names.teacher}
+        pair = {"student": self.student, "teacher": self.teacher}
         weights = {
-            f"{name}_weights": fingerprint_of_teacher(Teacher(pair[name], model, self.tokenizer))
-            for name, model in (("student", self.student), ("teacher", self.teacher))
+            f"{name}_weights": fingerprint_of_teacher(Teacher(name, model, self.tokenizer))
+            for name, model in pair.items()
         }
-        return {**pair, **configs, **weights, **texts}
+        return {**configs, **weights, **texts}
 
 
 def make_recurrent_pair(

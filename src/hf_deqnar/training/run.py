@@ -25,6 +25,7 @@ from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.files import read_json, write_json
 from ..corpus.locks import held
 from ..corpus.reading import Pair, read_parallel
+from ..corpus.teachers import fingerprint_of_weights
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import load_tokenizer, train_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
@@ -114,7 +115,8 @@ def conduct(
             say(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
         validation = None if data.validation_data is None else validation_set(data, tokenizer)
         settings = settings_of(arguments, decisive)
-        settings |= {"model": start, "config": beyond_defaults(model.config), "data": tokenized.fingerprint}
+        settings |= {"config": beyond_defaults(model.config), "data": tokenized.fingerprint}
+        settings["starting_weights"] = None if start is None else fingerprint_of_weights(model)
         settings["validation"] = None if validation is None else fingerprint_of(map(str, validation["references"]))
         checkpoint = begin_or_go_on(arguments, settings, say)
         datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
