@@ -150,7 +150,7 @@ class DeqNarTranslationPipeline(Pipeline):
 
 
 @lru_cache(maxsize=1)
-def load_tokenizer(name: str) -> Any:
+def reranker_tokenizer(name: str) -> Any:
     """The tokenizer of a reranker; the last one is kept."""
     try:
         return AutoTokenizer.from_pretrained(name)
@@ -161,7 +161,7 @@ def load_tokenizer(name: str) -> Any:
 def check_named_reranker(tokenizer: Any, reranker: Any) -> None:
     """A reranker given by name has a tokenizer; it must be the model's."""
     if isinstance(reranker, str):
-        check_same_tokens(tokenizer, load_tokenizer(reranker), reranker)
+        check_same_tokens(tokenizer, reranker_tokenizer(reranker), reranker)
 
 
 def clean_text(text: str) -> str:
