@@ -132,7 +132,7 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
         (["--train_limit", "0"], "train_limit must be at least 1, not 0."),
         (["--validation_limit", "0"], "validation_limit must be at least 1, not 0."),
         (["--output_dir", settings], f"output_dir={settings} cannot be made (File exists); choose another."),
-        (["--json", tmp_path], f"json={tmp_path} is a folder; name a file."),
+        (["--json", tmp_path], f"{tmp_path} is a folder; name a file."),
         (["--json", "absent-folder/file.json"], "There is no folder absent-folder to write file.json into."),
     ]
     for flags, message in cases:
