@@ -99,6 +99,12 @@ def test_the_learning_rate_falls_with_the_inverse_square_root(make_trainer):
     assert rates[15] == pytest.approx(0.01 * (4 / 15) ** 0.5)
 
 
+def test_the_last_weights_are_validated_too(make_trainer):
+    trainer = make_trainer(max_steps=5, eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_bleu" in entry] == [2, 4, 5]
+
+
 def test_training_stops_when_it_no_longer_gets_better(make_trainer):
     trainer = make_trainer(
         max_steps=60, learning_rate=0.0, eval_strategy="steps", eval_steps=2, early_stopping_patience=3

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import EarlyStoppingCallback, Seq2SeqTrainer, TrainerState
+from transformers import EarlyStoppingCallback, Seq2SeqTrainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import PredictionOutput, TrainOutput, get_last_checkpoint, rotate_checkpoints
 from transformers.utils import logging
 
@@ -66,6 +66,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             raise ValueError(f"One process cannot use {args.n_gpu} devices; start one for each with accelerate launch.")
         self.label_smoother = None  # smoothing is part of the terms
         self.model_accepts_loss_kwargs = False  # else transformers would not divide by the parts of a batch
+        self.add_callback(EvaluateLast())
         if args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         self._writing_into: Path | None = None
@@ -406,6 +407,17 @@ class TranslationTrainer(Seq2SeqTrainer):
             f"The average of the best {len(paths)} has a {metric} of {averaged[f'{AVERAGED}_{metric}']:.2f}, the best "
             f"alone {alone:.2f}: the {'average' if better else 'best alone'} is kept."
         )
+
+
+class EvaluateLast(TrainerCallback):
+    """The last weights are validated too, wherever `eval_steps` would have stopped: they are often the best."""
+
+    def on_step_end(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **rest
+    ) -> TrainerControl:
+        if args.eval_strategy == "steps" and state.global_step >= state.max_steps:
+            control.should_evaluate = True
+        return control
 
 
 def as_dataset(dataset: Any, name: str) -> Any:
