@@ -68,7 +68,7 @@ def test_errors_are_one_readable_line(saved, tokenizer, tmp_path, capsys):
         ([model, output, "--limit", "0"], "--limit must be at least 1"),
         ([model, output, "--batch-size", "0"], "--batch-size must be at least 1"),
         ([model, output, "--data", "test.jsonl"], "--data, --source and --target belong together"),
-        ([model, output, "--fp32", "--seven-bits"], "--seven-bits is about int8 weights"),
+        ([model, output, "--fp32", "--eight-bits"], "--eight-bits is about int8 weights"),
     ]:
         assert main(["export", *arguments]) == 1, arguments
         error = capsys.readouterr().err

@@ -17,7 +17,7 @@ from ..conftest import SENTENCES, small_model, with_input_predictor
 KINDS = {
     "implicit": {"refinement": "implicit", "length": "ctc", "weight_norm": "weight", "layer_norm": "pre"},
     "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},
-    "stacked": {"refinement": "stacked", "length": "predict", "positions": "learned", "layernorm_embedding": True},
+    "stacked": {"refinement": "stacked", "length": "ctc", "positions": "learned", "layernorm_embedding": True},
     "mixed with a shortlist": {"refinement": "mixed", "length": "ctc", "shortlist": True},
     "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True, "shortlist": True},
 }

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fp32", action="store_true", help="only fp32, unless --int8 is given too")
     parser.add_argument("--int8", action="store_true", help="only int8, unless --fp32 is given too")
     parser.add_argument(
-        "--seven-bits", action="store_true", help="int8 weights in 7 bits, for processors without VNNI instructions"
+        "--eight-bits",
+        action="store_true",
+        help="int8 weights in 8 bits instead of 7, for processors with VNNI instructions alone",
     )
     parser.add_argument("--data", help="sentences to check with: JSONL, TSV or CSV (.gz), or two aligned files")
     parser.add_argument("--source", help="column (or file ending) of the source language")
@@ -46,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
     model, tokenizer = load_model(options.model, "cpu", runtime="torch")
     check_exportable(model.config)
     model = model.float()
-    folders = export_model(model, tokenizer, options.output, precisions, options.seven_bits)
+    folders = export_model(model, tokenizer, options.output, precisions, options.eight_bits)
     systems = {"torch": model, **{name: DeqNarOnnxModel.from_pretrained(folder) for name, folder in folders.items()}}
     figures = compare_systems(systems, tokenizer, pairs, options.batch_size)
     print(table(figures, folders))
@@ -65,8 +67,8 @@ def check_options(options: argparse.Namespace, precisions: tuple[str, ...]) -> N
     given = [name for name in ("data", "source", "target") if getattr(options, name) is not None]
     if given and len(given) < 3:
         raise ValueError("--data, --source and --target belong together; give all of them or none.")
-    if options.seven_bits and "int8" not in precisions:
-        raise ValueError("--seven-bits is about int8 weights; leave out --fp32 or add --int8.")
+    if options.eight_bits and "int8" not in precisions:
+        raise ValueError("--eight-bits is about int8 weights; leave out --fp32 or add --int8.")
 
 
 def table(figures: dict[str, dict], folders: dict[str, Path]) -> str:

@@ -6,6 +6,7 @@
     feedback    only of `explicit` models: features → expected embeddings
     head        features → the likeliest token, its log-probability, and the log-probabilities of all tokens
     input_head  only of models with an input predictor
+    sentence    only of CTC models that are not `explicit`: all of it at once, for a sentence alone (`sentence.py`)
 
 Wherever tokens are predicted, a model with a shortlist is also given the words to choose among.
 Rows, source and canvas are dynamic in all of them. The runtime that solves with them is in `runtime.py`.
@@ -35,13 +36,14 @@ from ..pipeline_deqnar import longest_source
 from ..shortlist_deqnar import Words, never_written
 from ..transition_deqnar import Context
 from .manifest import PRECISIONS, SHORTLIST, is_export, write_manifest
+from .sentence import PARTS, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
 
 OPSET = 18
 # Quantised, f(z) jumps with every number that is rounded the other way. In two small implicit models with random
 # weights the residual stood at 2e-3 to 3e-3 after 20 evaluations. Not yet measured on a trained one.
 INT8_TOL = 5e-3
 # A softmax has many small probabilities, and they would all be zero in 8 bits: `feedback` stays as it is.
-QUANTISED = ("source", "transition", "head")
+QUANTISED = ("source", "transition", "head", *PARTS)
 
 
 class SourceGraph(nn.Module):
@@ -231,7 +233,33 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
         graphs["feedback"] = Graph(FeedbackGraph(core), {"features": hidden, **words}, ["value"])
     if core.input_head is not None:
         graphs["input_head"] = Graph(core.input_head, {"features": hidden}, ["odds"])
-    return graphs
+    return graphs | parts_of_a_sentence(model)
+
+
+def parts_of_a_sentence(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
+    """What `join_parts` makes one graph of; in all of them there is one row. Nothing if the model has no such graph."""
+    core, config = model.model, model.config
+    if not has_sentence_graph(config):
+        return {}
+    source, width, heads = 5, config.d_model, config.decoder_attention_heads
+    tokens = (torch.full((1, source), config.mask_token_id), {1: "source"})
+    hidden = (torch.zeros(1, 7, width), {1: "canvas"})
+    projection = (torch.zeros(1, heads, source, width // heads), {2: "source"})
+    projected = {
+        f"{kind}_{layer}": projection for layer in range(len(core.transition.layers)) for kind in ("key", "value")
+    }
+    words = {} if core.shortlist is None else {"words": (torch.arange(11), {0: "words"})}
+    predicting = words if config.refinement == "mixed" else {}
+    # What a loop is told of a step, and what the parts around it say to each other where there is no loop.
+    state, found = "state", ["value", "residual_now"]
+    if config.refinement == "stacked":
+        state, found = "start", ["features", "residual"]
+    seen = {state: hidden, "injection": hidden, **projected, **predicting}
+    return {
+        "opening": Graph(OpeningGraph(core), {"input_ids": tokens}, ["start", "injection", *projected]),
+        "step": Graph(StepGraph(core), seen, found),
+        "reading": Graph(ReadingGraph(model), {"features": hidden, **words}, ["tokens"]),
+    }
 
 
 def write_graph(graph: Graph, path: Path) -> None:
@@ -254,7 +282,7 @@ def write_graph(graph: Graph, path: Path) -> None:
         program.save(path, external_data=False)
 
 
-def quantise(source: Path, target: Path, seven_bits: bool) -> None:
+def quantise(source: Path, target: Path, eight_bits: bool) -> None:
     """Weights of every matrix product in 8 bits, a scale per output channel; activations are scaled as they come."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -268,7 +296,7 @@ def quantise(source: Path, target: Path, seven_bits: bool) -> None:
             target,
             op_types_to_quantize=["MatMul"],
             per_channel=True,
-            reduce_range=seven_bits,
+            reduce_range=not eight_bits,
             weight_type=QuantType.QInt8,
         )
 
@@ -312,13 +340,14 @@ def export_model(
     tokenizer: Any,
     output: str | Path,
     precisions: tuple[str, ...] = PRECISIONS,
-    seven_bits: bool = False,
+    eight_bits: bool = False,
 ) -> dict[str, Path]:
     """Write `output/fp32` and `output/int8`, each complete: graphs, configuration, tokenizer, manifest.
 
     Args:
-        seven_bits: leave a bit of every int8 weight unused. Processors without VNNI instructions add pairs of 8-bit
-            products in 16 bits, where large ones overflow.
+        eight_bits: use every bit of int8 weights, for processors with VNNI instructions alone. Others add pairs of
+            8-bit products in 16 bits, where large ones overflow and a translation is lost; by default a bit of every
+            weight is left unused, so that an export says the same wherever it is run.
 
     Returns:
         The folder of each precision.
@@ -337,21 +366,25 @@ def export_model(
         for name, graph in graphs_of(frozen_copy(model)).items():
             write_graph(graph, working / f"{name}.onnx")
         return {
-            precision: _finish(working, output, precision, model, tokenizer, seven_bits) for precision in precisions
+            precision: _finish(working, output, precision, model, tokenizer, eight_bits) for precision in precisions
         }
     finally:
         shutil.rmtree(working, ignore_errors=True)
 
 
-def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: Any, seven_bits: bool) -> Path:
+def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: Any, eight_bits: bool) -> Path:
     """A folder with all that one precision needs; it has its name only when it is complete."""
     folder = working / precision
     folder.mkdir()
     for path in working.glob("*.onnx"):
         if precision == "int8" and path.stem in QUANTISED:
-            quantise(path, folder / path.name, seven_bits)
+            quantise(path, folder / path.name, eight_bits)
         else:
             shutil.copy(path, folder)
+    if has_sentence_graph(model.config):
+        join_parts(folder, folder / "sentence.onnx", repeats=model.config.refinement != "stacked")
+        for part in PARTS:
+            (folder / f"{part}.onnx").unlink()
     # Not save_pretrained, which would add the code of the model: there are no weights here for it to load.
     model.config.to_json_file(folder / "config.json", use_diff=False)
     options = copy.deepcopy(model.generation_config)

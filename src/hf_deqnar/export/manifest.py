@@ -8,7 +8,7 @@ from typing import Any
 from .. import __version__
 
 MANIFEST = "deqnar_onnx.json"
-FORMAT = 1  # raised when the graphs or their names change, so that a runtime never guesses
+FORMAT = 2  # raised when the graphs or their names change, so that a runtime never guesses
 PRECISIONS = ("fp32", "int8")
 SHORTLIST = "shortlist.safetensors"
 

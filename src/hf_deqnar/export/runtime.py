@@ -21,6 +21,7 @@ from ..refinement_deqnar import RefinementMixin, Source
 from ..shortlist_deqnar import Shortlist, Words
 from ..transition_deqnar import BoundTransition, Context
 from .manifest import SHORTLIST, read_manifest
+from .sentence import NO_RESIDUAL
 
 OLDEST = (1, 20)
 
@@ -260,7 +261,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         self.config, self.generation_config = config, generation_config
         self.precision = manifest["precision"]
         self.model = OnnxCore(config, sessions, manifest["limits"], self.precision == "int8", shortlist)
-        self.head = sessions["head"]
+        self.head, self.sentence = sessions["head"], sessions.get("sentence")
         self.train(False)
 
     @classmethod
@@ -304,6 +305,63 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         if words is not None and words.outside is None:
             words.outside = torch.zeros(len(input_ids), 1, len(words.tokens), dtype=torch.bool)
         return words
+
+    def _translate(
+        self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
+    ) -> dict[str, Any]:
+        """As in torch; but sentences that are treated alone, if only their tokens are wanted, take one call each."""
+        options = None if streamer is not None else self._sentence_options(settings)
+        if options is None or not (self.model.alone or len(input_ids) == 1):
+            return super()._translate(input_ids, source_mask, settings, streamer)
+        texts = []
+        for row, length in enumerate(source_mask.sum(dim=1).tolist()):
+            source, mask = input_ids[row : row + 1, :length], source_mask[row : row + 1, :length]
+            text = self._translate_sentence(source, mask, settings, options)
+            if text is None:  # no plain sailing
+                text = super()._translate(source, mask, settings, None)["sequences"]
+            texts.append(text)
+        longest = max(text.shape[1] for text in texts)
+        padding = self.config.pad_token_id
+        return {
+            "sequences": torch.cat(
+                [nn.functional.pad(one, (0, longest - one.shape[1]), value=padding) for one in texts]
+            )
+        }
+
+    def _sentence_options(self, settings: DeqNarGenerationConfig) -> dict[str, Tensor] | None:
+        """What the graph of a whole sentence is told of a solve; None if something is asked for that it cannot do."""
+        more = settings.refinement_passes > 1 or settings.ctc_beam_size > 1 or settings.input_sampling
+        watched = settings.return_dict_in_generate or settings.stop_on_stable_tokens is not None
+        if self.sentence is None or more or watched or settings.reranker is not None:
+            return None
+        config = self.config
+        if config.refinement == "stacked":
+            return {}
+        max_nfe = config.max_nfe if settings.max_nfe is None else settings.max_nfe
+        solver = config.solver if settings.solver is None else settings.solver
+        if config.damping != 1 or not (solver == "picard" or max_nfe <= 2):
+            return None
+        tol = config.tol if settings.tol is None else settings.tol
+        return {"max_nfe": torch.tensor(max_nfe), "tol": torch.tensor(tol, dtype=torch.float32)}
+
+    def _translate_sentence(
+        self, source: Tensor, mask: Tensor, settings: DeqNarGenerationConfig, options: dict[str, Tensor]
+    ) -> Tensor | None:
+        """1 × tokens; None if the residual has not fallen in every evaluation, and the solver should look after it."""
+        inputs = {"input_ids": source, **options}
+        if self.model.shortlist is not None:
+            words = super()._words(source, mask, settings) or self.model.shortlist.whole_vocabulary()
+            inputs["words"] = words.tokens
+        tokens, residual, *before = self.sentence(
+            inputs, ["tokens", "residual", "residual_before"][: 2 + bool(options)]
+        )
+        if not float(residual) < (float(before[0]) if before else NO_RESIDUAL):
+            return None
+        path = tokens[0].numpy()
+        kept = path != self.config.blank_token_id
+        kept[1:] &= path[1:] != path[:-1]
+        text = path[kept][: settings.max_length]
+        return torch.from_numpy(text)[None] if len(text) else torch.tensor([[self.config.pad_token_id]])
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
         if not features.sum().isfinite():

@@ -1,0 +1,176 @@
+"""One sentence alone, from tokens to tokens in one call: the graph that makes a single translation quick.
+
+For one sentence the time between the calls of several graphs is as long as the graphs themselves. Here they are one,
+in which a loop repeats z ← f(z) until the residual is below the tolerance. There is a single row and no padding, hence
+no masks. The loop is Picard's, which for two evaluations is every solver's; it ends early if the residual does not
+fall, and then the runtime asks the solver, which knows what to do.
+
+    opening   tokens → z = 0, u, keys and values of every decoder layer
+    step      z, u, keys, values → f(z), ‖f(z) − z‖ / ‖f(z)‖
+    reading   features → the likeliest tokens
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from ..shortlist_deqnar import Words, never_written
+from ..transition_deqnar import Context
+
+PARTS = ("opening", "step", "reading")
+NO_RESIDUAL = float("inf")  # before the first evaluation
+
+
+def has_sentence_graph(config: Any) -> bool:
+    """Whether a canvas is as long as its source says, and the state is what tokens are read from."""
+    return config.length == "ctc" and config.refinement != "explicit"
+
+
+class OpeningGraph(nn.Module):
+    """tokens → the state to start from, u, key and value of every decoder layer."""
+
+    def __init__(self, core: DeqNarModel) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        core = self.core
+        memory = core.encoder(core.embed(input_ids, core.source_positions), None, None)
+        seen = memory if core.latent_head is None else core.latent_head(memory, None, None, None)[0]
+        shape = (1, input_ids.shape[1] * core.config.ctc_upsampling)
+        canvas = torch.full(shape, core.config.mask_token_id, dtype=torch.long)
+        everywhere = (torch.ones_like(tokens, dtype=torch.bool) for tokens in (canvas, input_ids))
+        canvas_mask, source_mask = everywhere
+        injection = core.inject(canvas, canvas_mask, seen, source_mask)
+        return (torch.zeros_like(injection), injection, *(part for pair in core.project(seen) for part in pair))
+
+
+class StepGraph(nn.Module):
+    """z, u, keys, values and, of a mixed model with a shortlist, words → f(z) and its residual."""
+
+    def __init__(self, core: DeqNarModel) -> None:
+        super().__init__()
+        self.core = core
+
+    def forward(self, state: Tensor, injection: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        core, count = self.core, 2 * len(self.core.transition.layers)
+        memory, words = list(zip(rest[:count:2], rest[1:count:2], strict=True)), rest[count:]
+        embedding = core.shared.weight[words[0]] if words else core.shared.weight
+        listed = Words(words[0], None) if words else None
+        context = Context(injection, None, memory, None, None, None, embedding, core.embedding_scale, listed)
+        value = core.transition(state, context)
+        return value, (value - state).norm() / value.norm().clamp_min(1e-12)
+
+
+class ReadingGraph(nn.Module):
+    """features and, of a model with a shortlist, words → the likeliest tokens."""
+
+    def __init__(self, model: DeqNarForConditionalGeneration) -> None:
+        super().__init__()
+        self.weight = model.lm_head.weight
+        bias = torch.zeros(model.config.vocab_size)
+        bias[never_written(model.config)] = float("-inf")
+        self.register_buffer("bias", bias)
+
+    def forward(self, features: Tensor, *words: Tensor) -> Tensor:
+        if not words:
+            return functional.linear(features, self.weight, self.bias).argmax(dim=-1)
+        best = functional.linear(features, self.weight[words[0]], self.bias[words[0]]).argmax(dim=-1)
+        return words[0][best]
+
+
+def join_parts(folder: Path, target: Path, repeats: bool) -> None:
+    """Write the one graph of the three in a folder.
+
+    Its inputs are `input_ids`, `words` where there is a shortlist and, if f `repeats`, `max_nfe` and `tol`; its outputs
+    `tokens`, `residual` and, if f repeats, `residual_before` and `nfe`.
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    models = {name: onnx.load(folder / f"{name}.onnx") for name in PARTS}
+    parts = {name: private_names(model.graph, name) for name, model in models.items()}
+    opening, step, reading = (parts[name] for name in PARTS)
+    inputs = list({one.name: one for part in parts.values() for one in part.input if is_given(one.name)}.values())
+    number, truth, size = (
+        lambda name, kind=kind: helper.make_tensor_value_info(name, kind, [])
+        for kind in (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
+    )
+    outputs = [*reading.output, size("residual")]
+    if repeats:
+        body = helper.make_graph(
+            [
+                *step.node,
+                helper.make_node("GreaterOrEqual", ["residual_now", "tol"], ["moving"]),
+                helper.make_node("Less", ["residual_now", "residual_then"], ["falling"]),
+                helper.make_node("And", ["moving", "falling"], ["again"]),
+                helper.make_node("Add", ["count_then", "one"], ["count_now"]),
+                helper.make_node("Identity", ["residual_then"], ["residual_kept"]),
+            ],
+            "evaluation",
+            [
+                number("evaluation"),
+                truth("started"),
+                *carried("state", "residual_then", "residual_older", "count_then"),
+            ],
+            [truth("again"), *carried("value", "residual_now", "residual_kept", "count_now")],
+            list(step.initializer),
+        )
+        constants = [
+            helper.make_tensor("one", TensorProto.INT64, [], [1]),
+            helper.make_tensor("zero", TensorProto.INT64, [], [0]),
+            helper.make_tensor("no_residual", TensorProto.FLOAT, [], [NO_RESIDUAL]),
+            helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
+        ]
+        loop = helper.make_node(
+            "Loop",
+            ["max_nfe", "yes", "start", "no_residual", "no_residual", "zero"],
+            ["features", "residual", "residual_before", "nfe"],
+            body=body,
+        )
+        nodes, initializers = [*opening.node, loop, *reading.node], [*constants, *opening.initializer]
+        inputs += [number("max_nfe"), size("tol")]
+        outputs += [size("residual_before"), number("nfe")]
+    else:
+        nodes, initializers = [*opening.node, *step.node, *reading.node], [*opening.initializer, *step.initializer]
+    graph = helper.make_graph(nodes, "sentence", inputs, outputs, [*initializers, *reading.initializer])
+    opsets = {one.domain: one.version for model in models.values() for one in model.opset_import}
+    joined = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid(domain, version) for domain, version in opsets.items()],
+        ir_version=max(model.ir_version for model in models.values()),
+    )
+    onnx.save(joined, target)
+
+
+def is_given(name: str) -> bool:
+    """Whether an input of a part is one of the whole; the others come from the part before."""
+    return name in ("input_ids", "words")
+
+
+def carried(state: str, residual: str, residual_before: str, count: str) -> list[Any]:
+    """What one evaluation leaves to the next; a state's shape is what it is when the loop is run."""
+    from onnx import TensorProto, helper
+
+    kinds = {state: (TensorProto.FLOAT, None), residual: (TensorProto.FLOAT, [])}
+    kinds |= {residual_before: (TensorProto.FLOAT, []), count: (TensorProto.INT64, [])}
+    return [helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
+
+
+def private_names(graph: Any, part: str) -> Any:
+    """The graph with names of its own for all that is neither its input nor its output."""
+    public = {one.name for one in (*graph.input, *graph.output)}
+
+    def own(name: str) -> str:
+        return name if not name or name in public else f"{part}/{name}"
+
+    for node in graph.node:
+        node.input[:], node.output[:] = list(map(own, node.input)), list(map(own, node.output))
+        node.name = f"{part}/{node.name}"
+    for weight in graph.initializer:
+        weight.name = own(weight.name)
+    return graph

@@ -1,0 +1,114 @@
+import pytest
+import torch
+
+from .conftest import KINDS
+
+AT_ONCE = ["implicit", "mixed with a shortlist", "stacked"]
+# What the graph of a whole sentence can do, and what it leaves to the others.
+ITS_OWN = [
+    {"max_nfe": 1},
+    {"max_nfe": 2, "tol": 1e-6},
+    {"solver": "picard", "tol": 1e-2},
+    {"solver": "picard", "max_nfe": 4},
+]
+NOT_ITS_OWN = [{"refinement_passes": 2}, {"ctc_beam_size": 2}, {"return_dict_in_generate": True}]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A function: exported model → a list that grows with every call of its sentence graph."""
+
+    def watch(exported) -> list:
+        seen, graph = [], exported.sentence
+        monkeypatch.setattr(exported, "sentence", lambda *inputs: (seen.append(inputs), graph(*inputs))[1])
+        return seen
+
+    return watch
+
+
+def sentences(batch) -> list[torch.Tensor]:
+    return [row[: int(mask.sum())][None] for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+
+
+def test_only_models_that_can_be_one_graph_have_it(loaded):
+    assert [kind for kind in KINDS if loaded(kind, "fp32")[1].sentence is not None] == sorted(
+        AT_ONCE, key=list(KINDS).index
+    )
+
+
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_one_call_says_what_the_solver_says(loaded, batch, calls, kind):
+    model, exported = loaded(kind, "fp32")
+    seen = calls(exported)
+    for number, options in enumerate(ITS_OWN):
+        for source in sentences(batch):
+            found = exported.generate(source, **options)
+            solved = model.generate(source, **options)
+            assert torch.equal(found, solved), options
+        assert len(seen) == (number + 1) * len(batch["input_ids"])
+
+
+@pytest.mark.parametrize("kind", ["implicit", "mixed with a shortlist"])
+def test_its_evaluations_and_residuals_are_those_of_the_solver(loaded, batch, kind):
+    model, exported = loaded(kind, "fp32")
+    compared = 0
+    for source in sentences(batch):
+        inputs = {"input_ids": source, "max_nfe": torch.tensor(9), "tol": torch.tensor(2e-2)}
+        if model.model.shortlist is not None:
+            inputs["words"] = model.model.shortlist(source, torch.ones_like(source, dtype=torch.bool)).tokens
+        _, residual, before, nfe = exported.sentence(inputs)
+        if not residual < before:  # a mixed model with random weights may go in circles
+            continue
+        compared += 1
+        options = {"solver": "picard", "max_nfe": 9, "tol": 2e-2, "return_dict_in_generate": True}
+        solved = model.generate(source, **options)
+        assert int(nfe) == int(solved.nfe)
+        assert float(residual) == pytest.approx(float(solved.residual), rel=0.01)
+    assert compared >= (len(sentences(batch)) if kind == "implicit" else 1)
+
+
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_what_it_cannot_do_is_left_to_the_other_graphs(loaded, batch, calls, kind):
+    _, exported = loaded(kind, "fp32")
+    seen = calls(exported)
+    others = NOT_ITS_OWN if kind == "stacked" else [*NOT_ITS_OWN, {"solver": "anderson"}, {"stop_on_stable_tokens": 1}]
+    for options in others:
+        exported.generate(sentences(batch)[0], **options)
+    exported.generate(**batch)  # several rows, of which fp32 need not treat every one alone
+    assert not seen
+
+
+def test_a_residual_that_does_not_fall_is_the_solvers_business(loaded, batch, monkeypatch):
+    model, exported = loaded("implicit", "fp32")
+    source, options = sentences(batch)[0], {"solver": "picard", "tol": 1e-2}
+    wrong = torch.full((1, 2 * source.shape[1]), 7)
+    for residual in (0.9, float("nan")):
+        monkeypatch.setattr(
+            exported, "sentence", lambda *_, size=residual: [wrong, torch.tensor(size), torch.tensor(0.5)]
+        )
+        assert torch.equal(exported.generate(source, **options), model.generate(source, **options))
+
+
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_int8_takes_sentence_by_sentence_in_any_company(loaded, batch, calls, kind):
+    _, exported = loaded(kind, "int8")
+    seen = calls(exported)
+    alone = [exported.generate(source, max_nfe=2)[0].tolist() for source in sentences(batch)]
+    order = torch.randperm(len(alone)).tolist()
+    together = exported.generate(batch["input_ids"][order], attention_mask=batch["attention_mask"][order], max_nfe=2)
+    padding = exported.config.pad_token_id
+    for place, row in enumerate(order):
+        text = alone[row]
+        assert together[place].tolist() == text + [padding] * (together.shape[1] - len(text))
+    assert len(seen) == 2 * len(alone)
+
+
+def test_long_texts_are_cut_and_empty_ones_are_one_padding_token(loaded, batch, monkeypatch):
+    model, exported = loaded("implicit", "fp32")
+    source = sentences(batch)[0]
+    assert torch.equal(
+        exported.generate(source, max_nfe=2, max_length=1), model.generate(source, max_nfe=2, max_length=1)
+    )
+    blank = torch.full((1, 2 * source.shape[1]), model.config.blank_token_id)
+    monkeypatch.setattr(exported, "sentence", lambda *_: [blank, torch.tensor(0.1), torch.tensor(0.5)])
+    assert exported.generate(source, max_nfe=2).tolist() == [[model.config.pad_token_id]]
