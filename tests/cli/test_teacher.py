@@ -47,9 +47,16 @@ def test_a_trained_teacher_is_trained_on(arguments, saved, tmp_path, capsys):
     assert second.config.d_model == 32
     for name, weight in first.named_parameters():
         torch.testing.assert_close(second.get_parameter(name), weight, atol=1e-6, rtol=0)
+    shallow = [*rest[:-5], str(tmp_path / "shallow"), *rest[-4:], "--model", str(tmp_path / "teacher")]
+    assert main([*shallow, "--config", "encoder_layers=1", "dropout=0.3"]) == 0, capsys.readouterr().err
+    third = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "shallow")
+    assert (third.config.encoder_layers, third.config.dropout) == (1, 0.3)
+    for name, weight in third.named_parameters():
+        torch.testing.assert_close(first.get_parameter(name), weight, atol=1e-6, rtol=0)
     for more, message in [
         (["--model", str(tmp_path / "teacher"), "--size", "tiny"], "has a size of its own; leave out --size"),
-        (["--model", str(tmp_path / "teacher"), "--config", "dropout=0.1"], "has a configuration of its own"),
+        (["--model", str(tmp_path / "teacher"), "--config", "d_model=16"], "has a d_model of its own; --config can"),
+        (["--model", str(tmp_path / "teacher"), "--config", "decoder_layers=2"], "decoder_layers=2 cannot be made of"),
         (["--model", str(saved["ctc"])], "is of type deqnar; only marian and our LSTMs are trained here"),
     ]:
         capsys.readouterr()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForSeq2SeqLM,
     MarianConfig,
     MarianMTModel,
@@ -31,6 +32,7 @@ SIZES = {
 }
 
 CONFIGS = {"marian": MarianConfig, "lstm": RecurrentConfig}
+CHANGEABLE = ("dropout", "encoder_layers", "decoder_layers")  # of a teacher to go on with
 
 
 @dataclass
@@ -46,7 +48,10 @@ class TeacherArguments:
     size: str | None = field(default=None, metadata={"help": f"Its size: {', '.join(SIZES)}; tiny if unset."})
     config: list[str] = field(
         default_factory=list,
-        metadata={"help": "Fields of its configuration, such as dropout=0.3 decoder_layers=1 (in YAML: a mapping)."},
+        metadata={
+            "help": "Fields of its configuration, such as dropout=0.3 decoder_layers=1 (in YAML: a mapping). Of a "
+            "teacher to go on with, dropout; or fewer layers, of which the first are kept."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -57,9 +62,11 @@ class TeacherArguments:
                 setattr(self, name, usual)
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} '{getattr(self, name)}' is unknown; choose one of {', '.join(known)}.")
-        if self.model is not None and self.config:
-            raise ValueError(f"--model {self.model} has a configuration of its own; leave out --config.")
-        self.settings()
+        for name in self.settings():
+            if self.model is not None and name not in CHANGEABLE:
+                raise ValueError(
+                    f"--model {self.model} has a {name} of its own; --config can change {', '.join(CHANGEABLE)} of it."
+                )
 
     def settings(self) -> dict[str, Any]:
         """`config` as values by field."""
@@ -129,13 +136,16 @@ def make_teacher(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -
     return model
 
 
-def load_teacher(name: str) -> PreTrainedModel:
-    """A teacher to go on with."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(name)
-    if not isinstance(model, (MarianMTModel, RecurrentForConditionalGeneration)):
-        raise ValueError(
-            f"--model {name} is of type {model.config.model_type}; only marian and our LSTMs are trained here."
-        )
+def load_teacher(name: str, **settings: Any) -> PreTrainedModel:
+    """A teacher to go on with: as it is, with another dropout, or only the first of its layers."""
+    config = AutoConfig.from_pretrained(name)
+    if config.model_type not in [kind.model_type for kind in CONFIGS.values()]:
+        raise ValueError(f"--model {name} is of type {config.model_type}; only marian and our LSTMs are trained here.")
+    for part, layers in settings.items():
+        there = getattr(config, part, None)
+        if there is None or (part != "dropout" and not 1 <= layers <= there):
+            raise ValueError(f"{part}={layers} cannot be made of --model {name}, whose {part} is {there}.")
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, **settings)
     for part, parameter in model.named_parameters():
         if "embed_positions" in part:  # sines, which transformers forgets to freeze when it loads them
             parameter.requires_grad_(False)
@@ -188,7 +198,7 @@ def train_teacher(
 
     def make_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         if teacher.model is not None:
-            return load_teacher(teacher.model)
+            return load_teacher(teacher.model, **teacher.settings())
         configure = teacher_config if teacher.architecture == "marian" else recurrent_config
         return make_teacher(configure(teacher.size, tokenizer, **teacher.settings()), tokenizer)
 
