@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +141,27 @@ def test_what_failed_in_one_of_two_processes_is_said(house, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "teacher failed: hf-deqnar teacher: " in done.stderr
+
+
+def test_figures_stand_without_their_models_until_these_are_needed(house, in_process, capsys, tmp_path):
+    out = tmp_path / "out"
+    assert main(["ladder", *house(LADDER, "--only", "stacked")]) == 0
+    capsys.readouterr()
+    assert main(["ladder", *house(LADDER, "--only", "stacked", "--table")]) == 0
+    table = capsys.readouterr().out
+    figures = {file.name: file.read_bytes() for file in out.glob("*.json") if "statistics" not in file.name}
+    shutil.rmtree(out)
+    out.mkdir()
+    for name, content in figures.items():
+        (out / name).write_bytes(content)
+    in_process.clear()
+    assert main(["ladder", *house(LADDER, "--only", "stacked")]) == 0
+    assert in_process == []
+    assert main(["ladder", *house(LADDER, "--only", "stacked", "--table")]) == 0
+    assert capsys.readouterr().out == table
+    assert main(["ladder", *house(LADDER, "--only", "implicit")]) == 0
+    verbs = [(name, verb) for name, verb in in_process if verb != "evaluate"]
+    assert verbs == [("teacher", "teacher"), ("distilled", "distill"), ("implicit", "train")]
 
 
 def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house, in_process, capsys, tmp_path):

@@ -6,7 +6,8 @@
 
 Started several times at once, processes share the rungs that are ready; with `--processes 2`, two share every rung. A
 rung called `name` has, in the output folder, `name/` with its model (`name.jsonl.gz` if it distils), `name.yaml` with
-its settings, for `hf-deqnar train name.yaml` and so on, `name.log`, and `name.json` with its figures.
+its settings, for `hf-deqnar train name.yaml` and so on, `name.log`, and `name.json` with its figures. The figures
+stand for themselves: where only they were kept, a rung is made again if another that is still to be run needs it.
 
 A ladder is a YAML file:
 
@@ -131,6 +132,11 @@ class Ladder:
         if not path.is_file():
             return None
         return read_json(path, "recipe", "settings", "decodings", remedy="remove it, and it is made again")
+
+    def made(self, name: str) -> bool:
+        """Whether what it makes is there to be used."""
+        result = self.result(name)
+        return result.is_file() if self.rungs[name].verb == "distill" else (result / "config.json").is_file()
 
     def done(self, name: str) -> bool:
         """Whether it is trained and every decoding is evaluated as it is written now."""
@@ -353,14 +359,14 @@ def climb(ladder: Ladder, names: list[str]) -> int:
     ladder.output.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     while True:
-        left = [name for name in names if not ladder.done(name) and not hopeless(ladder, name, failed)]
-        ready = [name for name in left if all(map(ladder.done, ladder.rungs[name].needs()))]
+        left = [name for name in still_to_run(ladder, names) if not hopeless(ladder, name, failed)]
+        ready = [name for name in left if not ladder.rungs[name].needs() & set(left)]
         if not left:
             break
         worked = False
         for name in ready:
             with held(ladder.file(name, "lock")) as ours:
-                if ours and not ladder.done(name):
+                if ours and name in still_to_run(ladder, names):
                     worked = True
                     try:
                         run_rung(ladder, ladder.rungs[name])
@@ -377,6 +383,15 @@ def climb(ladder: Ladder, names: list[str]) -> int:
     return 1 if failed else 0
 
 
+def still_to_run(ladder: Ladder, names: list[str]) -> list[str]:
+    """Rungs without their figures, and those whose result one of these needs but is not there."""
+    wanted = {name for name in names if not ladder.done(name)}
+    for name in reversed(names):  # a rung only needs those above it
+        if name in wanted:
+            wanted |= {needed for needed in ladder.rungs[name].needs() if not ladder.made(needed)}
+    return [name for name in names if name in wanted]
+
+
 def hopeless(ladder: Ladder, name: str, failed: dict[str, str]) -> bool:
     return name in failed or any(hopeless(ladder, needed, failed) for needed in ladder.rungs[name].needs())
 
@@ -387,7 +402,7 @@ class ChildFailed(Exception):
 
 def run_rung(ladder: Ladder, rung: Rung) -> None:
     """Train or distil, then evaluate; its figures are written down one by one, and none is measured twice."""
-    known = ladder.figures(rung.name)
+    known = ladder.figures(rung.name) if ladder.made(rung.name) else None
     if known is None:
         recipe = ladder.file(rung.name, "yaml")
         write_whole(recipe, [recipe_text(ladder, rung)])
