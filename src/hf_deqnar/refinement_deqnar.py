@@ -5,6 +5,7 @@ It is shared by the model in torch and by the runtime of exported graphs.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,15 +62,8 @@ class RefinementMixin:
         """Solve z = f(z). The result's `value` holds the features that tokens are read from, with graph if enabled."""
         config = self.config
         initial = torch.zeros_like(bound.context.injection) if initial_state is None else initial_state
-        max_nfe = config.max_nfe if max_nfe is None else max_nfe
-        options = {
-            "solver": config.solver if solver is None else solver,
-            "tol": config.tol if tol is None else tol,
-            "memory": config.memory,
-            "damping": config.damping,
-        }
-        check_options(max_nfe=max_nfe, **options)
-        options |= {"keep_trajectory": keep_trajectory, "observe": observe}
+        options = self.solver_options(max_nfe, tol, solver) | {"keep_trajectory": keep_trajectory, "observe": observe}
+        max_nfe = options.pop("max_nfe")
         checkpointing = self.training and self.is_gradient_checkpointing
         gradient = self._gradient_options(checkpointing) if torch.is_grad_enabled() else GradientOptions()
         with held_weights(self.transition, cache=not checkpointing):
@@ -78,6 +72,19 @@ class RefinementMixin:
             if config.refinement == "explicit":
                 return self._refine_explicit(bound, initial, canvas_mask, max_nfe, gradient, options)
             return equilibrium(bound, initial, gradient=gradient, mask=canvas_mask, max_nfe=max_nfe, **options)
+
+    def solver_options(self, max_nfe: int | None, tol: float | None, solver: str | None) -> dict[str, Any]:
+        """What a solve is told: what is asked for, or else the configuration's; refused if no solve can use it."""
+        config = self.config
+        options = {
+            "max_nfe": config.max_nfe if max_nfe is None else max_nfe,
+            "solver": config.solver if solver is None else solver,
+            "tol": config.tol if tol is None else tol,
+            "memory": config.memory,
+            "damping": config.damping,
+        }
+        check_options(**options)
+        return options
 
     def _gradient_options(self, checkpointing: bool) -> GradientOptions:
         config = self.config

@@ -28,9 +28,10 @@ def test_export_translate_and_evaluate(run, saved, tmp_path, capsys):
         for line in done.stdout.splitlines()
         if "|" in line
     }
-    assert rows["fp32"][2:4] == ["100.0%", "100.0%"]
+    assert rows["fp32"][2:5] == ["100.0%", "100.0%", "100.0%"]
     assert float(rows["int8"][3].rstrip("%")) > 70
-    assert all(float(rows[name][5]) >= 0 for name in ("torch", "fp32", "int8"))
+    assert float(rows["int8"][4].rstrip("%")) > 70
+    assert all(float(rows[name][6]) >= 0 for name in ("torch", "fp32", "int8"))
     assert "4 sentences" in done.stdout
 
     fp32, int8 = (str(tmp_path / "out" / precision) for precision in ("fp32", "int8"))

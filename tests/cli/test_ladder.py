@@ -162,6 +162,12 @@ def test_figures_stand_without_their_models_until_these_are_needed(house, in_pro
     assert main(["ladder", *house(LADDER, "--only", "implicit")]) == 0
     verbs = [(name, verb) for name, verb in in_process if verb != "evaluate"]
     assert verbs == [("teacher", "teacher"), ("distilled", "distill"), ("implicit", "train")]
+    shutil.rmtree(out / "teacher")
+    in_process.clear()
+    assert main(["ladder", *house(changed("rungs/implicit/curve", [1, 2, 3]), "--only", "implicit")]) == 0
+    assert in_process == [("implicit", "evaluate")]  # its model is there, so nothing else need be
+    assert main(["release", *house({**LADDER, "about": ABOUT}), "--rung", "stacked", "--to", str(tmp_path / "to")]) == 1
+    assert "Of rung 'stacked' there are figures but no model; remove" in capsys.readouterr().err
 
 
 def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house, in_process, capsys, tmp_path):

@@ -65,6 +65,9 @@ def test_a_bit_is_left_unused_unless_all_eight_are_asked_for(exported, tmp_path)
         largest[eight_bits] = abs(onnx.numpy_helper.to_array(weight).astype(int)).max()
     assert 64 < largest[True] <= 128
     assert largest[False] <= 64
+    ours = onnx.load(folders["int8"] / "head.onnx").graph.initializer
+    (weight,) = (one for one in ours if one.data_type == 3 and one.dims[1:])
+    assert abs(onnx.numpy_helper.to_array(weight).astype(int)).max() == largest[False]
 
 
 def test_what_cannot_be_exported_is_named(tokenizer, tmp_path):

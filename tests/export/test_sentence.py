@@ -1,5 +1,10 @@
+import io
+
+import onnx
 import pytest
 import torch
+
+from hf_deqnar.generation_deqnar import TerminalStreamer
 
 from .conftest import KINDS
 
@@ -68,14 +73,35 @@ def test_its_evaluations_and_residuals_are_those_of_the_solver(loaded, batch, ki
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_what_it_cannot_do_is_left_to_the_other_graphs(loaded, batch, calls, kind):
+def test_what_it_cannot_do_is_left_to_the_other_graphs(loaded, batch, calls, tokenizer, kind):
     _, exported = loaded(kind, "fp32")
     seen = calls(exported)
     others = NOT_ITS_OWN if kind == "stacked" else [*NOT_ITS_OWN, {"solver": "anderson"}, {"stop_on_stable_tokens": 1}]
     for options in others:
         exported.generate(sentences(batch)[0], **options)
-    exported.generate(**batch)  # several rows, of which fp32 need not treat every one alone
+    exported.generate(**batch, max_nfe=2)  # several rows, of which fp32 need not treat every one alone
+    drafts = io.StringIO()
+    exported.generate(sentences(batch)[0], max_nfe=2, streamer=TerminalStreamer(tokenizer, drafts))
+    assert drafts.getvalue()
     assert not seen
+
+
+def test_an_unknown_solver_is_refused_in_one_call_too(loaded, batch):
+    for kind in AT_ONCE:
+        with pytest.raises(ValueError, match="Unknown solver 'andersen'"):
+            loaded(kind, "fp32")[1].generate(sentences(batch)[0], solver="andersen", max_nfe=2)
+
+
+def test_the_int8_graph_is_quantised_throughout(exported):
+    _, folders = exported("implicit")
+    graph = onnx.load(folders["int8"] / "sentence.onnx").graph
+    (loop,) = (node for node in graph.node if node.op_type == "Loop")
+    (body,) = (attribute.g for attribute in loop.attribute if attribute.name == "body")
+    for part in (graph, body):
+        weights = {one.name for one in part.initializer}
+        products = [node for node in part.node if node.op_type in ("MatMul", "Gemm")]
+        assert not [node for node in products if weights & set(node.input)]
+        assert any(node.op_type == "MatMulInteger" for node in part.node)
 
 
 def test_a_residual_that_does_not_fall_is_the_solvers_business(loaded, batch, monkeypatch):

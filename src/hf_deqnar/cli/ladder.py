@@ -7,7 +7,8 @@
 Started several times at once, processes share the rungs that are ready; with `--processes 2`, two share every rung. A
 rung called `name` has, in the output folder, `name/` with its model (`name.jsonl.gz` if it distils), `name.yaml` with
 its settings, for `hf-deqnar train name.yaml` and so on, `name.log`, and `name.json` with its figures. The figures
-stand for themselves: where only they were kept, a rung is made again if another that is still to be run needs it.
+stand for themselves: where only they were kept, a rung is made again if another that is still to be run needs it, and
+has new figures then.
 
 A ladder is a YAML file:
 
@@ -136,7 +137,9 @@ class Ladder:
     def made(self, name: str) -> bool:
         """Whether what it makes is there to be used."""
         result = self.result(name)
-        return result.is_file() if self.rungs[name].verb == "distill" else (result / "config.json").is_file()
+        if self.rungs[name].verb == "distill":
+            return result.is_file()
+        return (result / "trainer_state.json").is_file()  # which is written when the model is
 
     def done(self, name: str) -> bool:
         """Whether it is trained and every decoding is evaluated as it is written now."""
@@ -359,7 +362,7 @@ def climb(ladder: Ladder, names: list[str]) -> int:
     ladder.output.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     while True:
-        left = [name for name in still_to_run(ladder, names) if not hopeless(ladder, name, failed)]
+        left = still_to_run(ladder, [name for name in names if not hopeless(ladder, name, failed)])
         ready = [name for name in left if not ladder.rungs[name].needs() & set(left)]
         if not left:
             break
@@ -385,11 +388,13 @@ def climb(ladder: Ladder, names: list[str]) -> int:
 
 def still_to_run(ladder: Ladder, names: list[str]) -> list[str]:
     """Rungs without their figures, and those whose result one of these needs but is not there."""
-    wanted = {name for name in names if not ladder.done(name)}
+    left = {name for name in names if not ladder.done(name)}
     for name in reversed(names):  # a rung only needs those above it
-        if name in wanted:
-            wanted |= {needed for needed in ladder.rungs[name].needs() if not ladder.made(needed)}
-    return [name for name in names if name in wanted]
+        if name in left:
+            rung, trained = ladder.rungs[name], ladder.made(name) and ladder.figures(name) is not None
+            needed = named_in(rung.decode) if trained else rung.needs()
+            left |= {other for other in needed if not ladder.made(other)}
+    return [name for name in names if name in left]
 
 
 def hopeless(ladder: Ladder, name: str, failed: dict[str, str]) -> bool:

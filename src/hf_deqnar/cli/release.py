@@ -71,6 +71,10 @@ def chosen_rung(ladder: Ladder, name: str, path: Path) -> Rung:
         raise ValueError(f"Rung '{name}' makes a corpus; only models can be released.")
     if ladder.figures(name) is None:
         raise ValueError(f"Rung '{name}' is not run: {ladder.file(name, 'json')} is not there; climb the ladder first.")
+    if not ladder.made(name):
+        raise ValueError(
+            f"Of rung '{name}' there are figures but no model; remove {ladder.file(name, 'json')} and climb again."
+        )
     for one in below:
         check_recipe(ladder, ladder.rungs[one])
     return rung

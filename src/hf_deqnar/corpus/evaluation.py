@@ -52,7 +52,7 @@ def translate_sentences(
         range(0, len(order), batch_size), desc="translating", unit="batch", disable=None if show_progress else True
     ):
         indices = order[first : first + batch_size]
-        batch = _encode(tokenizer, [sentences[index] for index in indices], longest_source(model.config))
+        batch = encode_texts(tokenizer, [sentences[index] for index in indices], longest_source(model.config))
         result = model.generate(
             **{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}, **options
         )
@@ -78,15 +78,15 @@ def labelled_batches(
     batches = []
     for first in range(0, len(order), batch_size):
         sources, targets = zip(*(pairs[index] for index in order[first : first + batch_size]), strict=True)
-        batch = _encode(tokenizer, sources, longest_source(model.config))
-        answers = _encode(tokenizer, targets, model.config.max_position_embeddings, side="text_target")
+        batch = encode_texts(tokenizer, sources, longest_source(model.config))
+        answers = encode_texts(tokenizer, targets, model.config.max_position_embeddings, side="text_target")
         labels = answers["input_ids"].masked_fill(answers["attention_mask"] == 0, -100)
         columns = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
         batches.append({name: values.to(model.device) for name, values in columns.items()})
     return batches, order
 
 
-def _encode(
+def encode_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], longest: int | None, side: str = "text"
 ) -> dict[str, Tensor]:
     """Token ids, padded and cut to what a model takes; a row needs something in it, so an empty text becomes a dot."""

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from ..corpus.evaluation import Translations, score, translate_sentences
+from ..corpus.evaluation import Translations, encode_texts, score, translate_sentences
 from ..corpus.reading import Pair
+from ..pipeline_deqnar import longest_source
 
 # Without data of the user's: sentences of several lengths. Their language is of no account, both sides read the same.
 SENTENCES = (
@@ -52,7 +53,7 @@ def compare_systems(systems: dict[str, Any], tokenizer: Any, pairs: list[Pair], 
     Args:
         pairs: sentences, with references (for BLEU) or without.
     """
-    sources = [pair.source for pair in pairs]
+    sources, model = [pair.source for pair in pairs], next(iter(systems.values()))
     found: dict[str, Translations] = {
         name: translate_sentences(system, tokenizer, sources, batch_size, show_progress=False)
         for name, system in systems.items()
@@ -64,6 +65,16 @@ def compare_systems(systems: dict[str, Any], tokenizer: Any, pairs: list[Pair], 
         near = agreement(reference, tokens[name])
         figures[name] = {"same_sentences": near.sentences, "same_tokens": near.tokens}
         figures[name]["mean_nfe"] = sum(one.nfe) / len(one.nfe)
+        if getattr(systems[name], "sentence", None) is not None:
+            figures[name]["same_tokens_alone"] = agree_alone(model, systems[name], tokenizer, sources)
         if pairs[0].references:
             figures[name]["bleu"] = score(one, pairs)["bleu"]
     return figures
+
+
+def agree_alone(model: Any, export: Any, tokenizer: Any, sources: list[str]) -> float:
+    """Equal tokens, sentence by sentence and with two evaluations: what an export does in one call."""
+    longest = longest_source(model.config)
+    batches = [encode_texts(tokenizer, [text], longest)["input_ids"] for text in sources]
+    found = ([system.generate(one, max_nfe=2)[0].tolist() for one in batches] for system in (model, export))
+    return agreement(*found).tokens

@@ -129,11 +129,11 @@ class HeadGraph(nn.Module):
 
     def forward(self, features: Tensor, *words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not words:
-            log_probabilities = functional.linear(features, self.weight, self.bias).log_softmax(dim=-1)
-            return log_probabilities.argmax(dim=-1), log_probabilities.amax(dim=-1), log_probabilities
-        logits = functional.linear(features, self.weight[words[0]], self.bias[words[0]])
-        log_probabilities = Words(*words).hide(logits).log_softmax(dim=-1)
-        return words[0][log_probabilities.argmax(dim=-1)], log_probabilities.amax(dim=-1), log_probabilities
+            logits = functional.linear(features, self.weight, self.bias)
+        else:
+            logits = Words(*words).hide(functional.linear(features, self.weight[words[0]], self.bias[words[0]]))
+        log_probabilities, best = logits.log_softmax(dim=-1), logits.argmax(dim=-1)
+        return best if not words else words[0][best], log_probabilities.amax(dim=-1), log_probabilities
 
 
 class Positional(nn.Module):
@@ -283,7 +283,10 @@ def write_graph(graph: Graph, path: Path) -> None:
 
 
 def quantise(source: Path, target: Path, eight_bits: bool) -> None:
-    """Weights of every matrix product in 8 bits, a scale per output channel; activations are scaled as they come."""
+    """Weights of every matrix product in 8 bits, of which 7 are used unless all are asked for.
+
+    There is a scale for every output channel; activations are scaled as they come.
+    """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -347,7 +350,7 @@ def export_model(
     Args:
         eight_bits: use every bit of int8 weights, for processors with VNNI instructions alone. Others add pairs of
             8-bit products in 16 bits, where large ones overflow and a translation is lost; by default a bit of every
-            weight is left unused, so that an export says the same wherever it is run.
+            weight is left unused.
 
     Returns:
         The folder of each precision.

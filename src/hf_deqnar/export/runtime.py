@@ -6,7 +6,7 @@ solves with `fixed_point.solve`. Here is only what they call: reading a source, 
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,33 @@ def import_onnxruntime() -> Any:
 
 
 class Session:
-    """One graph: tensors in by name, tensors out in the order asked for."""
+    """One graph: tensors in by name, tensors out in the order asked for.
+
+    It is loaded when it is first used: who translates sentences in one call never needs the graphs of the several.
+    """
 
     def __init__(self, path: Path, threads: int | None) -> None:
+        self.path, self.threads = path, threads
+
+    @cached_property
+    def session(self) -> Any:
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or 0  # 0: as many as there are cores
+        options.intra_op_num_threads = self.threads or 0  # 0: as many as there are cores
         options.log_severity_level = 3
         try:
-            self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            return onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its exceptions have no common class of their own
             reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {reason}") from error
-        self.inputs = [one.name for one in self.session.get_inputs()]
-        self.outputs = [output.name for output in self.session.get_outputs()]
+            raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {self.path}: {reason}") from error
+
+    @property
+    def inputs(self) -> list[str]:
+        return [one.name for one in self.session.get_inputs()]
+
+    @property
+    def outputs(self) -> list[str]:
+        return [one.name for one in self.session.get_outputs()]
 
     def __call__(self, inputs: dict[str, Tensor], outputs: list[str] | None = None) -> list[Tensor]:
         found = self.session.run(outputs, {name: tensor.numpy() for name, tensor in inputs.items()})
@@ -67,7 +80,11 @@ class OnnxTransition(nn.Module):
     def __init__(self, graph: Session, feedback: Session | None) -> None:
         super().__init__()
         self.graph, self.feedback = graph, feedback
-        self.chooses = "words" in graph.inputs  # a mixed model with a shortlist
+
+    @cached_property
+    def chooses(self) -> bool:
+        """Whether it predicts on its way: a mixed model with a shortlist."""
+        return "words" in self.graph.inputs
 
     def features(self, state: Tensor, context: Context) -> Tensor:
         """F(z + u, x) of an explicit model; f(z) of all others, whose state is what tokens are read from."""
@@ -334,15 +351,16 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         watched = settings.return_dict_in_generate or settings.stop_on_stable_tokens is not None
         if self.sentence is None or more or watched or settings.reranker is not None:
             return None
-        config = self.config
-        if config.refinement == "stacked":
+        solve = self.model.solver_options(settings.max_nfe, settings.tol, settings.solver)
+        if self.config.refinement == "stacked":
             return {}
-        max_nfe = config.max_nfe if settings.max_nfe is None else settings.max_nfe
-        solver = config.solver if settings.solver is None else settings.solver
-        if config.damping != 1 or not (solver == "picard" or max_nfe <= 2):
+        if solve["damping"] != 1 or not (solve["solver"] == "picard" or solve["max_nfe"] <= 2):
             return None
-        tol = config.tol if settings.tol is None else settings.tol
-        return {"max_nfe": torch.tensor(max_nfe), "tol": torch.tensor(tol, dtype=torch.float32)}
+        most, least = (
+            torch.tensor(solve["max_nfe"], dtype=torch.long),
+            torch.tensor(solve["tol"], dtype=torch.float32),
+        )
+        return {"max_nfe": most, "tol": least}
 
     def _translate_sentence(
         self, source: Tensor, mask: Tensor, settings: DeqNarGenerationConfig, options: dict[str, Tensor]

@@ -141,10 +141,12 @@ def load_teacher(name: str, **settings: Any) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(name)
     if config.model_type not in [kind.model_type for kind in CONFIGS.values()]:
         raise ValueError(f"--model {name} is of type {config.model_type}; only marian and our LSTMs are trained here.")
-    for part, layers in settings.items():
-        there = getattr(config, part, None)
-        if there is None or (part != "dropout" and not 1 <= layers <= there):
-            raise ValueError(f"{part}={layers} cannot be made of --model {name}, whose {part} is {there}.")
+    for part, value in settings.items():
+        there = getattr(config, part)
+        if part != "dropout" and not (config.model_type == "marian" and type(value) is int and 1 <= value <= there):
+            raise ValueError(
+                f"{part}={value} cannot be made of --model {name}, a {config.model_type} model whose {part} is {there}."
+            )
     model = AutoModelForSeq2SeqLM.from_pretrained(name, **settings)
     for part, parameter in model.named_parameters():
         if "embed_positions" in part:  # sines, which transformers forgets to freeze when it loads them
