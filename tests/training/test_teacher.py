@@ -46,6 +46,7 @@ def test_the_sizes_are_those_of_the_paper(size, tokenizer):
     found = (config.d_model, config.decoder_ffn_dim, config.decoder_layers, config.decoder_attention_heads)
     assert found == expected[size]
     assert config.dropout == (0.1 if size in ("tiny", "small") else 0.3)
+    assert teacher_config(size, tokenizer, d_model=64).init_std == 64**-0.5  # whatever width it is given
 
 
 def test_what_every_layer_adds_is_small_at_first(tokenizer):

@@ -94,7 +94,7 @@ def teacher_config(size: str, tokenizer: PreTrainedTokenizerBase, **overrides: A
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
         "activation_function": "relu",
-        "init_std": chosen["width"] ** -0.5,
+        "init_std": overrides.get("d_model", chosen["width"]) ** -0.5,
         "scale_embedding": True,
         "max_position_embeddings": 512,
         "pad_token_id": padding,
