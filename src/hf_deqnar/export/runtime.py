@@ -335,15 +335,10 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             source, mask = input_ids[row : row + 1, :length], source_mask[row : row + 1, :length]
             text = self._translate_sentence(source, mask, settings, options)
             if text is None:  # no plain sailing
-                text = super()._translate(source, mask, settings, None)["sequences"]
+                text = super()._translate(source, mask, settings, None)["sequences"][0].tolist()
             texts.append(text)
-        longest = max(text.shape[1] for text in texts)
-        padding = self.config.pad_token_id
-        return {
-            "sequences": torch.cat(
-                [nn.functional.pad(one, (0, longest - one.shape[1]), value=padding) for one in texts]
-            )
-        }
+        longest, padding = max(1, *map(len, texts)), self.config.pad_token_id
+        return {"sequences": torch.tensor([text + [padding] * (longest - len(text)) for text in texts])}
 
     def _sentence_options(self, settings: DeqNarGenerationConfig) -> dict[str, Tensor] | None:
         """What the graph of a whole sentence is told of a solve; None if something is asked for that it cannot do."""
@@ -364,8 +359,8 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
 
     def _translate_sentence(
         self, source: Tensor, mask: Tensor, settings: DeqNarGenerationConfig, options: dict[str, Tensor]
-    ) -> Tensor | None:
-        """1 × tokens; None if the residual has not fallen in every evaluation, and the solver should look after it."""
+    ) -> list[int] | None:
+        """Its tokens; None if the residual has not fallen in every evaluation, and the solver should look after it."""
         inputs = {"input_ids": source, **options}
         if self.model.shortlist is not None:
             words = super()._words(source, mask, settings) or self.model.shortlist.whole_vocabulary()
@@ -378,8 +373,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         path = tokens[0].numpy()
         kept = path != self.config.blank_token_id
         kept[1:] &= path[1:] != path[:-1]
-        text = path[kept][: settings.max_length]
-        return torch.from_numpy(text)[None] if len(text) else torch.tensor([[self.config.pad_token_id]])
+        return path[kept][: settings.max_length].tolist()
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
         if not features.sum().isfinite():
