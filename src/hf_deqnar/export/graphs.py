@@ -27,13 +27,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..landscape import remove_rescaling
 from ..layers_deqnar import Positions, sinusoidal_positions
 from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from ..pipeline_deqnar import longest_source
-from ..shortlist_deqnar import Words, never_written
+from ..shortlist_deqnar import Words
 from ..transition_deqnar import Context
 from .manifest import PRECISIONS, SHORTLIST, is_export, write_manifest
 from .sentence import PARTS, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
@@ -114,26 +113,20 @@ class FeedbackGraph(nn.Module):
         return core.transition.next_state(features, context)
 
 
-class HeadGraph(nn.Module):
+class HeadGraph(ReadingGraph):
     """features → tokens, their log-probabilities, log-probabilities of the vocabulary, or of the words.
 
     The last is computed anyhow, and leaves the runtime only if it is asked for.
     """
 
-    def __init__(self, model: DeqNarForConditionalGeneration) -> None:
-        super().__init__()
-        self.weight = model.lm_head.weight
-        bias = torch.zeros(model.config.vocab_size)
-        bias[never_written(model.config)] = float("-inf")
-        self.register_buffer("bias", bias)
-
-    def forward(self, features: Tensor, *words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if not words:
-            logits = functional.linear(features, self.weight, self.bias)
-        else:
-            logits = Words(*words).hide(functional.linear(features, self.weight[words[0]], self.bias[words[0]]))
+    def forward(
+        self, features: Tensor, words: Tensor | None = None, outside: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.logits(features, words)
+        if words is not None:
+            logits = Words(words, outside).hide(logits)
         log_probabilities, best = logits.log_softmax(dim=-1), logits.argmax(dim=-1)
-        return best if not words else words[0][best], log_probabilities.amax(dim=-1), log_probabilities
+        return best if words is None else words[best], log_probabilities.amax(dim=-1), log_probabilities
 
 
 class Positional(nn.Module):

@@ -76,11 +76,15 @@ class ReadingGraph(nn.Module):
         bias[never_written(model.config)] = float("-inf")
         self.register_buffer("bias", bias)
 
-    def forward(self, features: Tensor, *words: Tensor) -> Tensor:
-        if not words:
-            return functional.linear(features, self.weight, self.bias).argmax(dim=-1)
-        best = functional.linear(features, self.weight[words[0]], self.bias[words[0]]).argmax(dim=-1)
-        return words[0][best]
+    def logits(self, features: Tensor, words: Tensor | None) -> Tensor:
+        """Of all tokens or of the words; −∞ for what is never written."""
+        if words is None:
+            return functional.linear(features, self.weight, self.bias)
+        return functional.linear(features, self.weight[words], self.bias[words])
+
+    def forward(self, features: Tensor, words: Tensor | None = None) -> Tensor:
+        best = self.logits(features, words).argmax(dim=-1)
+        return best if words is None else words[best]
 
 
 def join_parts(folder: Path, target: Path, repeats: bool) -> None:
