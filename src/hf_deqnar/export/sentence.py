@@ -43,8 +43,7 @@ class OpeningGraph(nn.Module):
         seen = memory if core.latent_head is None else core.latent_head(memory, None, None, None)[0]
         shape = (1, input_ids.shape[1] * core.config.ctc_upsampling)
         canvas = torch.full(shape, core.config.mask_token_id, dtype=torch.long)
-        everywhere = (torch.ones_like(tokens, dtype=torch.bool) for tokens in (canvas, input_ids))
-        canvas_mask, source_mask = everywhere
+        canvas_mask, source_mask = (torch.ones_like(tokens, dtype=torch.bool) for tokens in (canvas, input_ids))
         injection = core.inject(canvas, canvas_mask, seen, source_mask)
         return (torch.zeros_like(injection), injection, *(part for pair in core.project(seen) for part in pair))
 
@@ -94,54 +93,25 @@ def join_parts(folder: Path, target: Path, repeats: bool) -> None:
     `tokens`, `residual` and, if f repeats, `residual_before` and `nfe`.
     """
     import onnx
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     models = {name: onnx.load(folder / f"{name}.onnx") for name in PARTS}
-    parts = {name: private_names(model.graph, name) for name, model in models.items()}
-    opening, step, reading = (parts[name] for name in PARTS)
-    inputs = list({one.name: one for part in parts.values() for one in part.input if is_given(one.name)}.values())
-    number, truth, size = (
-        lambda name, kind=kind: helper.make_tensor_value_info(name, kind, [])
-        for kind in (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
-    )
-    outputs = [*reading.output, size("residual")]
+    parts = [private_names(model.graph, name) for name, model in models.items()]
+    opening, step, reading = parts
+    inputs = list({one.name: one for part in parts for one in part.input if is_given(one.name)}.values())
+    outputs, middle, weights = [*reading.output, scalar("residual", "FLOAT")], list(step.node), list(step.initializer)
     if repeats:
-        body = helper.make_graph(
-            [
-                *step.node,
-                helper.make_node("GreaterOrEqual", ["residual_now", "tol"], ["moving"]),
-                helper.make_node("Less", ["residual_now", "residual_then"], ["falling"]),
-                helper.make_node("And", ["moving", "falling"], ["again"]),
-                helper.make_node("Add", ["count_then", "one"], ["count_now"]),
-                helper.make_node("Identity", ["residual_then"], ["residual_kept"]),
-            ],
-            "evaluation",
-            [
-                number("evaluation"),
-                truth("started"),
-                *carried("state", "residual_then", "residual_older", "count_then"),
-            ],
-            [truth("again"), *carried("value", "residual_now", "residual_kept", "count_now")],
-            list(step.initializer),
-        )
-        constants = [
-            helper.make_tensor("one", TensorProto.INT64, [], [1]),
-            helper.make_tensor("zero", TensorProto.INT64, [], [0]),
-            helper.make_tensor("no_residual", TensorProto.FLOAT, [], [NO_RESIDUAL]),
-            helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
-        ]
-        loop = helper.make_node(
-            "Loop",
-            ["max_nfe", "yes", "start", "no_residual", "no_residual", "zero"],
-            ["features", "residual", "residual_before", "nfe"],
-            body=body,
-        )
-        nodes, initializers = [*opening.node, loop, *reading.node], [*constants, *opening.initializer]
-        inputs += [number("max_nfe"), size("tol")]
-        outputs += [size("residual_before"), number("nfe")]
-    else:
-        nodes, initializers = [*opening.node, *step.node, *reading.node], [*opening.initializer, *step.initializer]
-    graph = helper.make_graph(nodes, "sentence", inputs, outputs, [*initializers, *reading.initializer])
+        inputs += [scalar("max_nfe", "INT64"), scalar("tol", "FLOAT")]
+        outputs += [scalar("residual_before", "FLOAT"), scalar("nfe", "INT64")]
+        loop, weights = repeated(step)
+        middle = [loop]
+    graph = helper.make_graph(
+        [*opening.node, *middle, *reading.node],
+        "sentence",
+        inputs,
+        outputs,
+        [*opening.initializer, *weights, *reading.initializer],
+    )
     opsets = {one.domain: one.version for model in models.values() for one in model.opset_import}
     joined = helper.make_model(
         graph,
@@ -149,6 +119,53 @@ def join_parts(folder: Path, target: Path, repeats: bool) -> None:
         ir_version=max(model.ir_version for model in models.values()),
     )
     onnx.save(joined, target)
+
+
+def repeated(step: Any) -> tuple[Any, list[Any]]:
+    """A loop over the step, from `start` to `features`, and the constants it begins with.
+
+    It goes on while the residual is not below the tolerance and has fallen, for `max_nfe` evaluations at most.
+    """
+    from onnx import TensorProto, helper
+
+    body = helper.make_graph(
+        [
+            *step.node,
+            helper.make_node("GreaterOrEqual", ["residual_now", "tol"], ["moving"]),
+            helper.make_node("Less", ["residual_now", "residual_then"], ["falling"]),
+            helper.make_node("And", ["moving", "falling"], ["again"]),
+            helper.make_node("Add", ["count_then", "one"], ["count_now"]),
+            helper.make_node("Identity", ["residual_then"], ["residual_kept"]),
+        ],
+        "evaluation",
+        [
+            scalar("evaluation", "INT64"),
+            scalar("started", "BOOL"),
+            *carried("state", "residual_then", "residual_older", "count_then"),
+        ],
+        [scalar("again", "BOOL"), *carried("value", "residual_now", "residual_kept", "count_now")],
+        list(step.initializer),
+    )
+    loop = helper.make_node(
+        "Loop",
+        ["max_nfe", "yes", "start", "no_residual", "no_residual", "zero"],
+        ["features", "residual", "residual_before", "nfe"],
+        body=body,
+    )
+    constants = [
+        helper.make_tensor("one", TensorProto.INT64, [], [1]),
+        helper.make_tensor("zero", TensorProto.INT64, [], [0]),
+        helper.make_tensor("no_residual", TensorProto.FLOAT, [], [NO_RESIDUAL]),
+        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
+    ]
+    return loop, constants
+
+
+def scalar(name: str, kind: str) -> Any:
+    """One number that goes into a graph, or comes out of it."""
+    from onnx import TensorProto, helper
+
+    return helper.make_tensor_value_info(name, TensorProto.DataType.Value(kind), [])
 
 
 def is_given(name: str) -> bool:
@@ -160,9 +177,8 @@ def carried(state: str, residual: str, residual_before: str, count: str) -> list
     """What one evaluation leaves to the next; a state's shape is what it is when the loop is run."""
     from onnx import TensorProto, helper
 
-    kinds = {state: (TensorProto.FLOAT, None), residual: (TensorProto.FLOAT, [])}
-    kinds |= {residual_before: (TensorProto.FLOAT, []), count: (TensorProto.INT64, [])}
-    return [helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
+    shapeless = helper.make_tensor_value_info(state, TensorProto.FLOAT, None)
+    return [shapeless, scalar(residual, "FLOAT"), scalar(residual_before, "FLOAT"), scalar(count, "INT64")]
 
 
 def private_names(graph: Any, part: str) -> Any:
