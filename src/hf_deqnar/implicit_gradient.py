@@ -45,6 +45,10 @@ def equilibrium(
     held = function if mask is None else _Held(function, mask)
     if torch.is_grad_enabled() and gradient.kind == "unrolled":
         return unrolled(held, initial, gradient, mask, **solver_options)
+    if torch.is_grad_enabled() and gradient.kind == "one_step" and solver_options.get("max_nfe") == 1:
+        # The only evaluation is the one with graph; the solve merely measures it.
+        value = held(initial if mask is None else initial.masked_fill(~mask.bool()[:, :, None], 0))
+        return replace(solve(lambda state: value.detach(), initial, mask=mask, **solver_options), value=value)
     found = solve(function, initial, mask=mask, **solver_options)
     if not torch.is_grad_enabled():
         return found

@@ -6,7 +6,7 @@ import torch
 from hf_deqnar.implicit_gradient import GradientOptions, equilibrium
 
 from ..conftest import padded, random_sentences, small_model
-from .functions import Contraction
+from .functions import Contraction, Counting
 
 
 def parameter_gradients(options: GradientOptions, **solver_options) -> list[torch.Tensor]:
@@ -50,6 +50,27 @@ def test_one_step_replaces_the_inverse_by_the_identity():
     assert distance(one_step, phantom) < 1e-12
     truncated = parameter_gradients(GradientOptions("ift", solver="picard", max_nfe=1), **TIGHT)
     assert distance(one_step, truncated) > 1e-3  # one product with the Jacobian is already another gradient
+
+
+def test_the_only_evaluation_is_the_one_with_graph():
+    """A budget of one: nothing is computed twice, and what is found is what a solve and a step would find."""
+    torch.manual_seed(5)
+    function = Contraction.random(rows=3, positions=4, features=6, strength=0.8)
+    function.weight.requires_grad_()
+    initial = torch.randn(3, 4, 6, dtype=torch.float64)
+    mask = torch.tensor([[True] * 4, [True] * 3 + [False], [True] * 2 + [False] * 2])
+    counting = Counting(function, rows=3)
+    one_step, phantom = GradientOptions("one_step"), GradientOptions("phantom", steps=1, damping=1.0)
+    found, expected = (
+        equilibrium(one, initial, gradient=gradient, mask=mask, max_nfe=1, keep_trajectory=True)
+        for one, gradient in ((counting, one_step), (function, phantom))
+    )
+    assert counting.counts.tolist() == [1, 1, 1]
+    for name in ("value", "state", "residual", "nfe", "converged"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.trajectory[0].value, expected.trajectory[0].value, rtol=1e-12, atol=1e-12)
+    ours, other = (torch.autograd.grad(one.value.pow(2).sum(), function.weight) for one in (found, expected))
+    assert distance(ours, other) < 1e-12
 
 
 def test_a_checkpointed_iteration_has_the_same_gradient():
