@@ -69,6 +69,15 @@ def test_two_processes_of_the_script_share_the_work(house, tmp_path):
     assert alone.read_bytes() == output.read_bytes()
 
 
+def test_a_source_that_stands_several_times_is_translated_once(house, tmp_path):
+    rows = [{"en": english, "de": german} for english, german in SENTENCES]
+    data, output = tmp_path / "data.jsonl", tmp_path / "distilled.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *reversed(rows)]))
+    command = ["distill", "--teacher", str(house / "tiny"), "--data", str(data), "--source", "en", "--target", "de"]
+    assert main([*command, *QUICK, "--unique", "--output", str(output)]) == 0
+    assert [pair.source for pair in read_parallel(output, "en", "de")] == [english for english, _ in SENTENCES]
+
+
 def test_several_teachers_gamma_and_training_on_their_candidates(house, tmp_path, capsys):
     output = tmp_path / "candidates.jsonl"
     teachers = ["--teacher", str(house / "tiny"), str(house / "big")]

@@ -41,6 +41,9 @@ class DistillationArguments:
     )
     output: str | None = field(default=None, metadata={"help": "A file to write, ending in .jsonl or .jsonl.gz."})
     limit: int | None = field(default=None, metadata={"help": "Only the first so many sentences."})
+    unique: bool = field(
+        default=False, metadata={"help": "A source that stands in the corpus several times is translated only once."}
+    )
     device: str | None = field(default=None, metadata={"help": "Such as cpu or cuda:0."})
     process: int | None = field(
         default=None, metadata={"help": "Which of several processes this is, from 0. Unset: RANK, else 0."}
@@ -56,8 +59,9 @@ class DistillationArguments:
     def __post_init__(self) -> None:
         if self.source == self.target:
             raise ValueError(f"source and target are both '{self.source}'; they are the names of two columns.")
-        for name in ("teacher", "data", "output", "limit", "device", "process", "processes"):
-            if self.tune_gamma is not None and getattr(self, name) not in (None, []):
+        for name in ("teacher", "data", "output", "limit", "unique", "device", "process", "processes"):
+            given = getattr(self, name)
+            if self.tune_gamma is not None and not (given is None or given is False or given == []):
                 raise ValueError(f"{name} has no effect with tune_gamma, which translates nothing.")
         if self.references is not None and self.tune_gamma is None:
             raise ValueError("references has no effect without tune_gamma.")
@@ -95,7 +99,7 @@ def run(options: argparse.Namespace) -> None:
 def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
     """Distil, and print what came out."""
     from ..corpus.distillation import distill, distill_candidates
-    from ..corpus.reading import read_parallel
+    from ..corpus.reading import read_parallel, without_repetitions
     from ..corpus.teachers import id_of_token
     from .loading import check_model
 
@@ -108,6 +112,8 @@ def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
         if how.forced_bos_token is not None:
             id_of_token(tokenizer, how.forced_bos_token, name)
     pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
+    if arguments.unique:
+        pairs = without_repetitions(pairs)
     settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
     teachers = load_teachers(arguments)
     if len(arguments.teacher) == 1:

@@ -40,6 +40,18 @@ def read_parallel(path: str | Path, source: str, target: str) -> list[Pair]:
     return pairs
 
 
+def without_repetitions(pairs: list[Pair]) -> list[Pair]:
+    """The first pair of every source: a teacher says the same of it each time.
+
+    >>> without_repetitions([Pair("Hi.", ["Hallo!"]), Pair("Go.", ["Geh."]), Pair("Hi.", ["Grüß Gott!"])])
+    [Pair(source='Hi.', references=['Hallo!']), Pair(source='Go.', references=['Geh.'])]
+    """
+    first: dict[str, Pair] = {}
+    for pair in pairs:
+        first.setdefault(pair.source, pair)
+    return list(first.values())
+
+
 def _read_file(path: Path, source: str, target: str) -> list[Pair]:
     formats = {".jsonl": _read_jsonl, ".tsv": _read_tsv, ".csv": _read_csv, ".parquet": _read_parquet}
     ending = [suffix for suffix in path.suffixes if suffix != ".gz"][-1:]
