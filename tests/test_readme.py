@@ -1,9 +1,13 @@
-"""The README's Python blocks run as they stand, one after the other, in an empty folder."""
+"""The README's Python blocks run as they stand, one after the other, in an empty folder, and its ladders are real."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from hf_deqnar.cli.main import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -26,3 +30,11 @@ def test_every_block_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "translation_text" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["tatoeba"])
+def test_tables_of_ladders_are_what_the_command_beside_them_prints(name, tmp_path, capsys):
+    folder = Path(__file__).parents[1] / "ladders"
+    command = ["ladder", str(folder / f"{name}.yaml"), "--data", str(tmp_path), "--output", str(folder / name)]
+    assert main([*command, "--table"]) == 0
+    assert capsys.readouterr().out.strip() in README
