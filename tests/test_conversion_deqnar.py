@@ -6,6 +6,7 @@ from transformers import BartConfig, BartForConditionalGeneration, MarianConfig,
 from transformers import T5ForConditionalGeneration as T5
 
 from hf_deqnar import DeqNarForConditionalGeneration
+from hf_deqnar.conversion_deqnar import weights_for_teacher
 
 from .conftest import PAD, padded, random_sentences, small_model
 
@@ -95,6 +96,34 @@ def test_what_cannot_be_a_teacher_is_named(tokenizer):
         DeqNarForConditionalGeneration.from_teacher(teacher_of("marian", tokenizer), tokenizer, d_model=64)
     with pytest.raises(ValueError, match="decoder has 5 layers but the teacher's only 3"):
         DeqNarForConditionalGeneration.from_teacher(teacher_of("marian", tokenizer), tokenizer, transition_layers=5)
+
+
+def test_a_student_gives_a_teacher_back_what_it_was_given(tokenizer):
+    teacher = teacher_of("marian", tokenizer)
+    student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement="stacked")
+    found, expected = weights_for_teacher(student, teacher.config), teacher.state_dict()
+    shared = {"lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
+    fixed = {"final_logits_bias", "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
+    assert set(found) == set(expected) - shared - fixed
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architecture", "bilstm"),
+        ("layer_norm", "pre"),
+        ("positions", "learned"),
+        ("layernorm_embedding", True),
+        ("weight_norm", "spectral"),
+        ("tie_word_embeddings", False),
+    ],
+)
+def test_a_student_whose_layers_are_not_marians_is_refused(field, value):
+    with pytest.raises(
+        ValueError, match=f"A teacher can start from a student with {field}=.*, but this one has {value}"
+    ):
+        weights_for_teacher(small_model(refinement="stacked", **{field: value}), MarianConfig())
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])

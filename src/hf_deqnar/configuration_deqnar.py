@@ -157,6 +157,11 @@ class DeqNarConfig(PreTrainedConfig):
         """
         return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
 
+    @property
+    def decoder_depth(self) -> int:
+        """Layers of the decoder: the whole stack, or those that are repeated."""
+        return self.decoder_layers if self.refinement in ("stacked", "explicit") else self.transition_layers
+
     @classmethod
     def preset(cls, name: str, **overrides) -> "DeqNarConfig":
         """A configuration of a named size (`tiny`, `small`, `base`, `big`), with any field overridden."""

@@ -1,4 +1,4 @@
-"""Starting from models that are already trained: an autoregressive teacher, or a stacked backbone."""
+"""Starting from models that are already trained: a teacher, a stacked backbone, or, for a teacher, a student."""
 
 from typing import Any
 
@@ -18,6 +18,10 @@ SAME_NAME = (
     "d_model encoder_layers encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads "
     "decoder_ffn_dim activation_function dropout max_position_embeddings scale_embedding vocab_size"
 )
+
+# What a student must be for its layers to be Marian's.
+MARIANS = {"architecture": "transformer", "layer_norm": "post", "positions": "sinusoidal"}
+MARIANS |= {"layernorm_embedding": False, "weight_norm": "none", "tie_word_embeddings": True}
 
 
 def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: dict[str, Any]) -> DeqNarConfig:
@@ -58,12 +62,8 @@ def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict
     if theirs["final_logits_bias"].any():
         logger.warning("The teacher's bias of the logits has no place in a student and is left out.")
     weights = {"model.shared.weight": theirs["model.shared.weight"], "lm_head.weight": theirs["lm_head.weight"]}
-    whole = config.refinement in ("stacked", "explicit")
-    depth = config.decoder_layers if whole else config.transition_layers
-    for side, count, available in (
-        ("encoder", config.encoder_layers, teacher.config.encoder_layers),
-        ("decoder", depth, teacher.config.decoder_layers),
-    ):
+    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_depth)):
+        available = getattr(teacher.config, f"{side}_layers")
         if count > available:
             raise ValueError(f"The student's {side} has {count} layers but the teacher's only {available}.")
         home = "model.encoder.layers" if side == "encoder" else "model.transition.layers"
@@ -115,6 +115,46 @@ def _widen(layer: dict[str, Tensor], home: str, width: int) -> dict[str, Tensor]
     contract = layer[f"{home}.contract.weight"]
     wider[f"{home}.contract.weight"] = torch.cat([contract, contract.new_zeros(states, new)], dim=1)
     return {**layer, **wider}
+
+
+def weights_for_teacher(student: PreTrainedModel, teacher: PreTrainedConfig) -> dict[str, Tensor]:
+    """A student's weights under the names that they have in a Marian teacher: what `weights_from_teacher` undoes.
+
+    Of layers, as many as both have.
+    """
+    config, ours = student.config, student.state_dict()
+    for name, needed in MARIANS.items():
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"A teacher can start from a student with {name}={needed}, but this one has {getattr(config, name)}."
+            )
+    weights = {"model.shared.weight": ours["model.shared.weight"]}
+    for side, home, count in (
+        ("encoder", "model.encoder.layers", config.encoder_layers),
+        ("decoder", "model.transition.layers", config.decoder_depth),
+    ):
+        for number in range(min(count, getattr(teacher, f"{side}_layers"))):
+            weights |= _marian_layer(ours, f"{home}.{number}", f"model.{side}.layers.{number}", side == "decoder")
+    return weights
+
+
+def _marian_layer(ours: dict[str, Tensor], source: str, home: str, decoder: bool) -> dict[str, Tensor]:
+    """One layer: queries, keys and values that lie together here are taken apart."""
+    weights = {}
+    attentions = {"self_attn": ("self_attention", {"query_key_value": "qkv"})}
+    if decoder:
+        attentions["encoder_attn"] = ("cross_attention", {"query": "q", "key_value": "kv"})
+    for kind in ("weight", "bias"):
+        for place, (theirs, (attention, joined)) in enumerate(attentions.items()):
+            for name, parts in joined.items():
+                apart = ours[f"{source}.{attention}.{name}.{kind}"].chunk(len(parts))
+                weights |= {f"{home}.{theirs}.{part}_proj.{kind}": one for part, one in zip(parts, apart, strict=True)}
+            weights[f"{home}.{theirs}.out_proj.{kind}"] = ours[f"{source}.{attention}.output.{kind}"]
+            weights[f"{home}.{theirs}_layer_norm.{kind}"] = ours[f"{source}.norms.{place}.{kind}"]
+        weights[f"{home}.fc1.{kind}"] = ours[f"{source}.feed_forward.expand.{kind}"]
+        weights[f"{home}.fc2.{kind}"] = ours[f"{source}.feed_forward.contract.{kind}"]
+        weights[f"{home}.final_layer_norm.{kind}"] = ours[f"{source}.norms.{len(attentions)}.{kind}"]
+    return weights
 
 
 def backbone_weights(backbone: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:

@@ -223,14 +223,13 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
     def __init__(self, config: DeqNarConfig) -> None:
         super().__init__(config)
         config.check()  # fields may have been overridden since the configuration was made
-        whole = config.refinement in ("stacked", "explicit")
         self.shared = nn.Embedding(config.vocab_size, config.d_model, padding_idx=config.pad_token_id)
         self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.source_positions, self.canvas_positions = Positions(config), Positions(config)
         recurrent = config.architecture == "bilstm"
         self.encoder = RecurrentStack(config, config.encoder_layers) if recurrent else Encoder(config)
         transition = RecurrentTransition if recurrent else TRANSITIONS[config.refinement]
-        self.transition = transition(config, config.decoder_layers if whole else config.transition_layers)
+        self.transition = transition(config, config.decoder_depth)
         rescale_weights(self.transition, config.weight_norm, config.weight_norm_clip)
         self.length_head = LengthHead(config) if config.length == "predict" else None
         self.latent_head = LatentHead(config) if config.latent == "vae" else None

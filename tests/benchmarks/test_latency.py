@@ -50,8 +50,11 @@ def test_all_contenders_are_timed_scored_and_compared(models, arguments, exporte
     assert figures["settings"]["bleu_sentences"] == 6
 
     assert list(figures["lengths"]) == ["6", "15"]
-    main_ones = {name for name, one in results.items() if "max_nfe" not in name and "CTranslate2 fp32" not in name}
-    assert set(figures["lengths"]["15"]["growth"]) == main_ones
+    left_out = [name for name in results if ("max_nfe" in name and "int8" not in name) or "CTranslate2 fp32" in name]
+    assert set(figures["lengths"]["15"]["growth"]) == set(results) - set(left_out)
+    evaluations = figures["lengths"]["15"]["nfe"]
+    assert evaluations["ours, ONNX int8, max_nfe 1"] == 1 < evaluations["ours, torch fp32, tol 0.001"]
+    assert {name.split(",")[0] for name in evaluations} == {"ours"}
     ratio = figures["lengths"]["15"]["tokens"] / figures["lengths"]["6"]["tokens"]
     assert figures["lengths"]["15"]["token_growth"] == pytest.approx(ratio)
     overhead = figures["solver_overhead"]

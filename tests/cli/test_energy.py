@@ -167,3 +167,5 @@ def test_the_recurrent_pair_is_made_from_the_texts(tmp_path, capsys):
     assert kinds["teacher"]["model_type"] == "deqnar_recurrent"
     assert main([str(part) for part in ["energy", "--student", "bilstm", "--teacher", tmp_path, *flags[5:]]]) == 1
     assert "The recurrent pair is made together" in capsys.readouterr().err
+    assert main([str(part) for part in [*flags, "--optimizer", "muon"]]) == 1
+    assert "optimizer=muon is for layers made of matrices, not for LSTMs" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, ByT5Tokenizer
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.corpus.locks import held
@@ -53,15 +53,28 @@ def test_a_trained_teacher_is_trained_on(arguments, saved, tmp_path, capsys):
     assert (third.config.encoder_layers, third.config.dropout) == (1, 0.3)
     for name, weight in third.named_parameters():
         torch.testing.assert_close(first.get_parameter(name), weight, atol=1e-6, rtol=0)
+    BartConfig().save_pretrained(tmp_path / "bart")
+    AutoTokenizer.from_pretrained(tmp_path / "teacher").save_pretrained(tmp_path / "bart")
     for more, message in [
         (["--model", str(tmp_path / "teacher"), "--size", "tiny"], "has a size of its own; leave out --size"),
         (["--model", str(tmp_path / "teacher"), "--config", "d_model=16"], "has a d_model of its own; --config can"),
         (["--model", str(tmp_path / "teacher"), "--config", "decoder_layers=2"], "decoder_layers=2 cannot be made of"),
-        (["--model", str(saved["ctc"])], "is of type deqnar; only marian and our LSTMs are trained here"),
+        (["--model", str(saved["ctc"]), "--config", "decoder_layers=0"], "decoder_layers=0 cannot be made of"),
+        (["--model", str(tmp_path / "bart")], "is of type bart; a teacher is made of a marian model"),
     ]:
         capsys.readouterr()
         assert main([*rest[:-5], str(tmp_path / "other"), *rest[-4:], *more]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_a_teacher_is_made_of_a_parallel_model(arguments, saved, tmp_path, capsys):
+    left_out = ("--config", "d_model=32", "decoder_layers=1", "--size", "tiny", "--vocab_size", "400")
+    rest = [part for part in arguments if part not in left_out]
+    assert main([*rest, "--model", str(saved["ctc"]), "--config", "decoder_layers=2"]) == 0, capsys.readouterr().err
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "teacher")
+    student = AutoModelForSeq2SeqLM.from_pretrained(saved["ctc"])
+    assert (model.config.model_type, model.config.decoder_layers) == ("marian", 2)
+    assert model.config.d_model == student.config.d_model
 
 
 def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(arguments, tmp_path, capsys):

@@ -53,24 +53,30 @@ def final_weights(trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
-@pytest.fixture
-def uninterrupted(make_trainer):  # noqa: F811
-    trainer = make_trainer("whole", **settings())
+def weights_of_a_whole_run(make_trainer, **options) -> dict[str, torch.Tensor]:  # noqa: F811
+    trainer = make_trainer("whole", **settings(), **options)
     trainer.train()
     return final_weights(trainer)
 
 
-def test_a_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, uninterrupted):  # noqa: F811
-    for step in (3, 4, 7):
-        trainer = make_trainer(f"stopped-{step}", **settings())
+@pytest.fixture
+def uninterrupted(make_trainer):  # noqa: F811
+    return weights_of_a_whole_run(make_trainer)
+
+
+@pytest.mark.parametrize(("optimizer", "steps"), [(None, (3, 4, 7)), ("muon", (5,))])
+def test_a_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, optimizer, steps):  # noqa: F811
+    whole = weights_of_a_whole_run(make_trainer, optimizer=optimizer)
+    for step in steps:
+        trainer = make_trainer(f"stopped-{step}", **settings(), optimizer=optimizer)
         trainer.add_callback(KillAt(step))
         with pytest.raises(Killed):
             trainer.train()
-        resumed = make_trainer(f"stopped-{step}", **settings())
+        resumed = make_trainer(f"stopped-{step}", **settings(), optimizer=optimizer)
         resumed.train(resume_from_checkpoint=True)
         assert resumed.state.global_step == STEPS
         found = final_weights(resumed)
-        assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
+        assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
 def test_a_run_stopped_while_it_writes_goes_on_from_the_checkpoint_before(

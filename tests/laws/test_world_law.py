@@ -23,7 +23,7 @@ texts = ["A man is riding a horse.", "Two dogs play in the snow.", "A horse.", "
 pairs = [Pair(text, [text.replace("a", "e")]) for text in texts * 5]
 tokenizer = train_tokenizer([text for pair in pairs for text in (pair.source, *pair.references)], vocab_size=300)
 for case in sys.argv[2:]:
-    length, refinement, objective = case.split(",")
+    length, refinement, objective, optimizer = case.split(",")
     output = f"{sys.argv[1]}/{case}"
     torch.manual_seed(0)
     config = DeqNarConfig.preset(
@@ -34,7 +34,7 @@ for case in sys.argv[2:]:
         output, objective=objective, max_steps=4, max_tokens=120, learning_rate=1e-3, warmup_steps=1, use_cpu=True,
         report_to="none", save_strategy="no", eval_strategy="steps", eval_steps=2, average_best=0,
         initial=0.0 if refinement == "stacked" else 0.2,
-        logging_steps=1, disable_tqdm=True,
+        logging_steps=1, disable_tqdm=True, optimizer=None if optimizer == "adam" else optimizer,
     )
     trainer = DeqNarTrainer(
         DeqNarForConditionalGeneration(config).double(), arguments,
@@ -66,7 +66,7 @@ def run(folder: Path, processes: int, *arguments: str) -> Path:
     return output
 
 
-CASES = ["ctc,implicit,ctc", "predict,mixed,axe", "predict,stacked,ce"]
+CASES = ["ctc,implicit,ctc,muon", "predict,mixed,axe,adam", "predict,stacked,ce,adam"]
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):

@@ -8,8 +8,8 @@ from transformers import MarianConfig, MarianMTModel
 
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
 from hf_deqnar.corpus.tokenizer import train_tokenizer
-from hf_deqnar.training.arguments import DataArguments, ModelArguments
-from hf_deqnar.training.run import beyond_defaults, check_belongs, check_same_run, find_model, main
+from hf_deqnar.training.arguments import CorpusArguments, DataArguments, ModelArguments
+from hf_deqnar.training.run import beyond_defaults, check_belongs, check_same_run, find_model, main, validation_set
 
 from ..conftest import SENTENCES, small_model
 
@@ -100,3 +100,11 @@ def test_a_run_is_not_another_one_because_a_version_knows_more_fields(tmp_path):
         check_same_run(tmp_path, {"config": {**said, "tol": 0.5}})
     with pytest.raises(ValueError, match="holds a run with refinement=mixed, but now it is the default"):
         check_same_run(tmp_path, {"config": {name: value for name, value in said.items() if name != "refinement"}})
+
+
+def test_validation_takes_its_pairs_from_all_over_the_file(tmp_path, tokenizer):
+    """Files are often sorted by length, and the shortest sentences say little of the others."""
+    file = tmp_path / "validation.jsonl"
+    file.write_text("\n".join(json.dumps({"en": f"A man {number}.", "de": "Ein Mann."}) for number in range(9)))
+    data = CorpusArguments(str(file), "en", "de", validation_data=str(file), validation_limit=3)
+    assert list(validation_set(data, tokenizer)["source"]) == ["A man 0.", "A man 3.", "A man 6."]

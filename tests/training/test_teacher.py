@@ -16,8 +16,10 @@ from hf_deqnar.training.teacher import (
     make_teacher,
     recurrent_config,
     teacher_config,
+    teacher_from_student,
 )
 
+from ..conftest import PAD, REFINEMENTS, padded, random_sentences, small_model
 from .conftest import PAIRS
 
 
@@ -102,6 +104,34 @@ def test_all_that_is_trained_of_a_loaded_teacher_gets_a_gradient(tokenizer, tmp_
     batch = tokenizer([PAIRS[0].source], return_tensors="pt")
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None] == []
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+def test_a_teacher_made_of_a_student_reads_as_the_student_does(tokenizer, refinement):
+    student = small_model(torch.float32, refinement=refinement, vocab_size=len(tokenizer), length="ctc")
+    depth = len(student.model.transition.layers)
+    teacher = teacher_from_student(student, tokenizer, {"decoder_layers": depth + 1, "dropout": 0.2}).eval()
+    assert (teacher.config.decoder_layers, teacher.config.dropout) == (depth + 1, 0.2)
+    tokens = padded(random_sentences(4))
+    mask = tokens != PAD
+    with torch.no_grad():
+        mine = teacher.get_encoder()(tokens, attention_mask=mask.long()).last_hidden_state
+        theirs = student.get_encoder()(tokens).last_hidden_state
+    torch.testing.assert_close(mine[mask], theirs[mask], rtol=1e-4, atol=1e-5)
+    first, new = teacher.model.decoder.layers[0], teacher.model.decoder.layers[depth]
+    expand = student.model.transition.layers[0].feed_forward.expand
+    assert torch.equal(first.fc1.weight, expand.weight)
+    assert torch.equal(teacher.lm_head.weight, student.model.shared.weight)
+    assert new.fc2.weight.std() < 0.2 * new.fc1.weight.std()
+
+
+def test_a_teacher_may_have_fewer_layers_than_the_student_it_is_made_of(tokenizer):
+    student = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer), encoder_layers=2)
+    more = student.config.encoder_layers + 1
+    teacher = teacher_from_student(student, tokenizer, {"decoder_layers": 1, "encoder_layers": more})
+    assert (len(teacher.model.decoder.layers), len(teacher.model.encoder.layers)) == (1, more)
+    expand = student.model.encoder.layers[1].feed_forward.expand
+    assert torch.equal(teacher.model.encoder.layers[1].fc1.weight, expand.weight)
 
 
 def test_special_tokens_never_stand_in_a_text(tokenizer, tmp_path):

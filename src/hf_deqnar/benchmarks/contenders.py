@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..corpus.evaluation import metrics, reference_streams
-from ..corpus.reading import Pair, read_parallel
+from ..corpus.reading import Pair, read_parallel, spread
 from ..corpus.teachers import Teacher, TeacherOptions, Translate, make_translate
 from ..export.agreement import LEAST_AGREEMENT, agreement
 from ..export.graphs import check_exportable, check_packages, export_model
@@ -296,16 +296,6 @@ def as_tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int
     for place in cut:
         whole[place] = tokenizer(clean_text(texts[place]), truncation=True, max_length=longest)["input_ids"]
     return whole, len(cut)
-
-
-def spread(items: list[Any], count: int | None) -> list[int]:
-    """Places of `count` items, evenly spread, as test sets are often sorted; of all if there are not as many.
-
-    >>> spread(list("abcdefgh"), 3)
-    [0, 2, 5]
-    """
-    count = len(items) if count is None else min(count, len(items))
-    return [number * len(items) // count for number in range(count)]
 
 
 def translate_in_batches(translate: Translate, sources: list[list[int]], size: int) -> list[list[int]]:

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from ..corpus.evaluation import metrics
-from ..corpus.reading import read_parallel
+from ..corpus.reading import read_parallel, spread
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..pipeline_deqnar import clean_text, longest_source
 from . import contenders
@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace) -> dict:
         evaluations = contenders.translate_in_batches(count, sources, BATCH)
         results[name] = contenders.score(found, pairs, tokenizer) | {"nfe": sum(evaluations) / len(evaluations)}
     runs = {name: in_its_way(model, settings, contenders.our_translate) for name, settings in ways.items()}
-    timed = [[sources[place]] for place in contenders.spread(pairs, options.sentences)]
+    timed = [[sources[place]] for place in spread(pairs, options.sentences)]
     turns = take_turns(runs, timed, options.repeats, WARM_UP)
     for name, figures in results.items():
         figures["milliseconds"] = in_milliseconds(seconds for repeat in turns.seconds[name] for seconds in repeat)

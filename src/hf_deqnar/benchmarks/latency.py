@@ -6,18 +6,20 @@ percentile are over all sentences and repeats. BLEU is of the whole test set (or
 once by every contender in batches, untimed. The speed against a row of the teacher is the ratio of the medians.
 
 A second table is by length of the source (in tokens, of which the end of the sentence is one): sentences of nearly that
-length, several joined where there are too few. A line tells how much of decoding in torch is spent in the solver,
-outside the transition.
+length, several joined where there are too few, with the evaluations that ours takes there. A line tells how much of
+decoding in torch is spent in the solver, outside the transition.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
 
+from ..corpus.reading import spread
 from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from ..pipeline_deqnar import clean_text
 from . import contenders
@@ -50,8 +52,8 @@ def measure(options: argparse.Namespace) -> dict:
                 f"{options.data} has {len(comparison.pairs)} sentences, which is less than --bleu-sentences "
                 f"{options.bleu_sentences}."
             )
-        scored = contenders.spread(comparison.pairs, options.bleu_sentences)
-        timed = [comparison.sources[place] for place in contenders.spread(comparison.pairs, options.sentences)]
+        scored = spread(comparison.pairs, options.bleu_sentences)
+        timed = [comparison.sources[place] for place in spread(comparison.pairs, options.sentences)]
         samples = samples_by_length(comparison, options.lengths, options.sentences_per_length)
         results = {
             name: describe(contender, comparison, scored, timed)
@@ -140,7 +142,7 @@ def nearest(
     chosen = []
     for candidates in (whole, several):
         fitting = [candidate for candidate in candidates if distance(candidate) <= slack]
-        chosen += [fitting[place] for place in contenders.spread(fitting, count - len(chosen))]
+        chosen += [fitting[place] for place in spread(fitting, count - len(chosen))]
     if len(chosen) < count:  # then all that fit are among them
         others = [candidate for candidate in whole + several if distance(candidate) > slack]
         chosen += sorted(others, key=distance)[: count - len(chosen)]
@@ -181,6 +183,11 @@ def measure_by_length(
         figures[str(length)]["milliseconds"] = {
             name: in_milliseconds(repeat[place] for repeat in turns.seconds[name] for place in places) for name in main
         }
+        figures[str(length)]["nfe"] = {
+            name: fmean(contenders.translate_in_batches(contender.count_evaluations, sample["sources"], BATCH))
+            for name, contender in main.items()
+            if contender.count_evaluations is not None
+        }
         if previous is not None:
             before = figures[previous]
             figures[str(length)]["token_growth"] = tokens / before["tokens"]
@@ -197,8 +204,10 @@ def _count(sample: dict[str, Any]) -> int:
 
 
 def is_main(contender: Contender) -> bool:
-    """Not the budgets, and of CTranslate2 the faster arithmetic."""
-    return not contender.search.startswith("max_nfe") and contender.runtime != "CTranslate2 fp32"
+    """Budgets only of our fastest runtime, and of CTranslate2 the faster arithmetic."""
+    if contender.search.startswith("max_nfe"):
+        return contender.runtime == "ONNX int8"
+    return contender.runtime != "CTranslate2 fp32"
 
 
 def solver_overhead(model: DeqNarForConditionalGeneration, sources: list[list[int]]) -> dict[str, float] | None:
@@ -285,7 +294,9 @@ def length_table(lengths: dict[str, dict]) -> str:
     """A column of milliseconds for every length and, between two, how many times more it is."""
     headers, tokens, joined = ["ms by source tokens"], ["source tokens, mean"], ["sources joined of several"]
     names = list(next(iter(lengths.values()))["milliseconds"])
+    solved = [name for name in next(iter(lengths.values()))["nfe"] if "max_nfe" not in name]
     rows: dict[str, list[object]] = {name: [name] for name in names}
+    evaluations: dict[str, list[object]] = {name: [f"evaluations of {name}"] for name in solved}
     for length, figures in lengths.items():
         if "growth" in figures:
             headers.append("growth")
@@ -293,9 +304,13 @@ def length_table(lengths: dict[str, dict]) -> str:
             joined.append("")
             for name in names:
                 rows[name].append(f"{figures['growth'][name]:.2f}×")
+            for row in evaluations.values():
+                row.append("")
         headers.append(length)
         tokens.append(f"{figures['tokens']:.1f}")
         joined.append(f"{figures['joined']} of {figures['sentences']}")
         for name in names:
             rows[name].append(f"{figures['milliseconds'][name]['median']:.2f}")
-    return markdown_table(headers, [tokens, joined, *rows.values()])
+        for name, row in evaluations.items():
+            row.append(f"{figures['nfe'][name]:.1f}")
+    return markdown_table(headers, [tokens, joined, *rows.values(), *evaluations.values()])

@@ -9,6 +9,7 @@ import argparse
 import statistics
 from typing import Any
 
+from ..corpus.reading import spread
 from . import contenders
 from .common import machine, markdown_table, take_turns
 from .contenders import Comparison
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> dict:
     check(options)
     with contenders.compared(options) as comparison:
-        chosen = contenders.spread(comparison.pairs, options.sentences)
+        chosen = spread(comparison.pairs, options.sentences)
         results: dict[str, dict[str, Any]] = {
             name: {"system": one.system, "runtime": one.runtime, "search": one.search, "batches": {}}
             for name, one in comparison.contenders.items()

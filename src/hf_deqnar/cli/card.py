@@ -92,11 +92,10 @@ def what_it_is(ladder: Ladder, config: PreTrainedConfig, parameters: int, half: 
     elif config.refinement == "stacked":
         way = f"It writes all words of a sentence at once, in one pass through {layers(config.decoder_layers)}."
     else:
-        depth = config.decoder_layers if config.refinement == "explicit" else config.transition_layers
         way = (
-            f"It writes all words of a sentence at once and then lets them settle: {layers(depth)} "
-            f"{'is' if depth == 1 else 'are'} applied until nothing changes any more, a point that is solved for "
-            f"directly (a deep equilibrium, `{config.refinement}`)."
+            f"It writes all words of a sentence at once and then lets them settle: {layers(config.decoder_depth)} "
+            f"{'is' if config.decoder_depth == 1 else 'are'} applied until nothing changes any more, a point that is "
+            f"solved for directly (a deep equilibrium, `{config.refinement}`)."
         )
     return f"{languages} {way} It has {size}."
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -164,3 +165,13 @@ def _read_aligned(path: Path, source: str, target: str) -> list[Pair]:
             "aligned files must have one line per pair."
         )
     return [Pair(left, [right]) for left, right in zip(*sides, strict=True)]
+
+
+def spread(items: list[Any], count: int | None) -> list[int]:
+    """Places of `count` items, evenly spread, as data are often sorted; of all if there are not as many.
+
+    >>> spread(list("abcdefgh"), 3)
+    [0, 2, 5]
+    """
+    count = len(items) if count is None else min(count, len(items))
+    return [number * len(items) // count for number in range(count)]

@@ -107,6 +107,10 @@ def check_effects(names: EnergyArguments, arguments: EnergyTrainingArguments) ->
             needed = "--student bilstm --teacher lstm"
         if needed is not None and value != entry.default:
             raise ValueError(f"{entry.name}={value} has no effect without {needed}.")
+    if names.student == "bilstm" and arguments.optimizer is not None:
+        raise ValueError(
+            f"optimizer={arguments.optimizer} is for layers made of matrices, not for LSTMs; leave it unset."
+        )
     if names.operator_grid:
         check_grid(arguments)
 

@@ -24,7 +24,7 @@ from ..configuration_deqnar import DeqNarConfig
 from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.files import read_json, write_json
 from ..corpus.locks import held
-from ..corpus.reading import Pair, read_parallel
+from ..corpus.reading import Pair, read_parallel, spread
 from ..corpus.teachers import fingerprint_of_weights
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import load_tokenizer, train_tokenizer
@@ -50,8 +50,8 @@ ORIGIN = "trained_on.json"  # beside a tokenizer: what it was made from
 # Settings that decide which weights come out; a run that goes on must have the same.
 OPTIMISATION = (
     "max_tokens learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim "
-    "max_grad_norm label_smoothing_factor gradient_accumulation_steps seed data_seed max_steps num_train_epochs "
-    "lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model"
+    "optimizer max_grad_norm label_smoothing_factor gradient_accumulation_steps seed data_seed max_steps "
+    "num_train_epochs lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model"
 )
 DECISIVE = (
     "objective correction correction_share initial jacobian random_nfe noisy_start max_nfe glance_nfe denoising_steps "
@@ -157,7 +157,8 @@ def prepare(arguments: TranslationTrainingArguments) -> Callable[[str], None]:
 
 
 def validation_set(data: CorpusArguments, tokenizer: PreTrainedTokenizerBase) -> Any:
-    pairs = read_parallel(data.validation_data, data.source, data.target)[: data.validation_limit]
+    every = read_parallel(data.validation_data, data.source, data.target)
+    pairs = [every[place] for place in spread(every, data.validation_limit)]
     return tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
 
 

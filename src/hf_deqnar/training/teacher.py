@@ -15,7 +15,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..configuration_deqnar import DeqNarConfig
+from ..conversion_deqnar import SAME_NAME, weights_for_teacher
 from ..corpus.reading import read_parallel
+from ..corpus.tokenizer import load_tokenizer
+from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
 from ..objectives.objective import Term
 from ..objectives.projection import cross_entropy_total
@@ -32,7 +36,7 @@ SIZES = {
 }
 
 CONFIGS = {"marian": MarianConfig, "lstm": RecurrentConfig}
-CHANGEABLE = ("dropout", "encoder_layers", "decoder_layers")  # of a teacher to go on with
+CHANGEABLE = ("dropout", "encoder_layers", "decoder_layers")  # of a model to go on with
 
 
 @dataclass
@@ -40,7 +44,11 @@ class TeacherArguments:
     """Which teacher is trained."""
 
     model: str | None = field(
-        default=None, metadata={"help": "Directory or hub id of a teacher to go on with; a new one if unset."}
+        default=None,
+        metadata={
+            "help": "Directory or hub id of a teacher to go on with, or of a parallel model of ours, of whose encoder, "
+            "embeddings and decoder layers a teacher is made; a new one if unset."
+        },
     )
     architecture: str | None = field(
         default=None, metadata={"help": f"Kind of a new one: {', '.join(CONFIGS)}; marian if unset."}
@@ -50,7 +58,7 @@ class TeacherArguments:
         default_factory=list,
         metadata={
             "help": "Fields of its configuration, such as dropout=0.3 decoder_layers=1 (in YAML: a mapping). Of a "
-            "teacher to go on with, dropout; or fewer layers, of which the first are kept."
+            "model to go on with, dropout; or fewer layers, of which the first are kept, or more if it is made of ours."
         },
     )
 
@@ -137,20 +145,44 @@ def make_teacher(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -
 
 
 def load_teacher(name: str, **settings: Any) -> PreTrainedModel:
-    """A teacher to go on with: as it is, with another dropout, or only the first of its layers."""
+    """A teacher to go on with: as it is, with another dropout, or only the first of its layers; or made of ours."""
     config = AutoConfig.from_pretrained(name)
-    if config.model_type not in [kind.model_type for kind in CONFIGS.values()]:
-        raise ValueError(f"--model {name} is of type {config.model_type}; only marian and our LSTMs are trained here.")
+    ours = config.model_type == DeqNarConfig.model_type
+    if not ours and config.model_type not in [kind.model_type for kind in CONFIGS.values()]:
+        raise ValueError(
+            f"--model {name} is of type {config.model_type}; a teacher is made of a marian model, of one of our LSTMs, "
+            "or of a parallel model of ours."
+        )
     for part, value in settings.items():
-        there = getattr(config, part)
-        if part != "dropout" and not (config.model_type == "marian" and type(value) is int and 1 <= value <= there):
+        there = config.decoder_depth if ours and part == "decoder_layers" else getattr(config, part)
+        possible = type(value) is int and value >= 1 and (ours or (config.model_type == "marian" and value <= there))
+        if part != "dropout" and not possible:
             raise ValueError(
                 f"{part}={value} cannot be made of --model {name}, a {config.model_type} model whose {part} is {there}."
             )
+    if ours:
+        student = DeqNarForConditionalGeneration.from_pretrained(name)
+        return teacher_from_student(student, load_tokenizer(name), settings)
     model = AutoModelForSeq2SeqLM.from_pretrained(name, **settings)
     for part, parameter in model.named_parameters():
         if "embed_positions" in part:  # sines, which transformers forgets to freeze when it loads them
             parameter.requires_grad_(False)
+    return model
+
+
+def teacher_from_student(
+    student: DeqNarForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]
+) -> MarianMTModel:
+    """A teacher that begins with a student's encoder, embeddings and decoder layers.
+
+    It has yet to learn to write one word after the other. Layers that the student lacks begin as nearly the identity.
+    """
+    fields = {name: getattr(student.config, name) for name in SAME_NAME.split()}
+    fields["decoder_layers"] = student.config.decoder_depth
+    model = make_teacher(teacher_config("tiny", tokenizer, **{**fields, **settings}), tokenizer)
+    _, unknown = model.load_state_dict(weights_for_teacher(student, model.config), strict=False)
+    if unknown:
+        raise ValueError(f"A Marian model of this version of transformers has no {unknown[0]}.")
     return model
 
 

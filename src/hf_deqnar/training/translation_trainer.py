@@ -23,6 +23,7 @@ from ..objectives.objective import Term, combine
 from .arguments import TranslationTrainingArguments
 from .averaging import average_weights, best_steps, load_weights, remove_all_but, save_weights
 from .batching import TokenBudgetLoader, TokenBudgetSampler, collate, pad
+from .muon import make_muon
 
 logger = logging.get_logger(__name__)
 
@@ -125,6 +126,25 @@ class TranslationTrainer(Seq2SeqTrainer):
         )
 
     # ---- A step
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Muon if the arguments say so; else as in transformers."""
+        if self.args.optimizer == "muon" and self.optimizer is None:
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise ValueError(
+                    "optimizer=muon needs whole matrices in every process, but FSDP and DeepSpeed cut them up; leave "
+                    "it unset."
+                )
+            chosen = self.model if model is None else model
+            self.optimizer = make_muon(
+                chosen,
+                self.get_decay_parameter_names(chosen),
+                lr=self.args.learning_rate,
+                betas=(self.args.adam_beta1, self.args.adam_beta2),
+                eps=self.args.adam_epsilon,
+                weight_decay=self.args.weight_decay,
+            )
+        return super().create_optimizer(model)
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None

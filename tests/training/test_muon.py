@@ -1,0 +1,150 @@
+"""Muon: what it does to a matrix, to the rest, and which of a model's weights are which."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_deqnar.modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
+from hf_deqnar.training.muon import COEFFICIENTS, ITERATIONS, Muon, make_muon, matrices_of_layers, orthogonalise
+
+from ..conftest import REFINEMENTS, small_model
+from ..teachers import small_teacher
+
+SHAPES = [(8, 8), (24, 8), (8, 40)]
+
+
+def as_it_is_written(matrix: torch.Tensor) -> torch.Tensor:
+    """The iteration itself, on the matrix itself."""
+    a, b, c = COEFFICIENTS
+    state = matrix / (matrix @ matrix.T).norm().sqrt()
+    for _ in range(ITERATIONS):
+        gram = state @ state.T
+        state = a * state + b * gram @ state + c * gram @ gram @ state
+    return state
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matrices_of_all_shapes_become_what_the_iteration_gives(shape):
+    matrices = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for matrix, found in zip(matrices, orthogonalise(matrices), strict=True):
+        torch.testing.assert_close(found, as_it_is_written(matrix), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_nearly_the_nearest_orthogonal_matrix(shape):
+    matrix = torch.randn(1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    found = orthogonalise(matrix)
+    values = torch.linalg.svdvals(found)
+    assert values.min() > 0.65
+    assert values.max() < 1.25
+    assert nn.functional.cosine_similarity(found.flatten(), (left @ right).flatten(), dim=0) > 0.97
+
+
+def stepped(weights: list[torch.Tensor], gradients: list[list[torch.Tensor]], optimizer) -> None:
+    for several in gradients:
+        for weight, gradient in zip(weights, several, strict=True):
+            weight.grad = gradient.clone()
+        optimizer.step()
+
+
+def random_gradients(weights: list[torch.Tensor], steps: int) -> list[list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    return [[torch.randn(weight.shape, generator=generator) for weight in weights] for _ in range(steps)]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this version of torch has no Muon to compare with")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_matrix_goes_where_torchs_own_muon_takes_it(shape):
+    ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))
+    gradients = random_gradients([ours], steps=5)
+    options = {"lr": 0.01, "weight_decay": 0.1}
+    stepped([ours], gradients, Muon([{"params": [ours], "parts": 1}], **options))
+    stepped([theirs], gradients, torch.optim.Muon([theirs], **options, adjust_lr_fn="match_rms_adamw"))
+    mine, other = (ours - 1).detach().flatten(), (theirs - 1).detach().flatten()
+    assert nn.functional.cosine_similarity(mine, other, dim=0) > 0.98  # it iterates once more, in bfloat16
+    assert 0.85 < mine.norm() / other.norm() < 1.15
+
+
+def test_matrices_that_lie_in_one_are_stepped_apart():
+    whole = nn.Parameter(torch.ones(24, 8))
+    parts = [nn.Parameter(torch.ones(8, 8)) for _ in range(3)]
+    gradients = random_gradients([whole], steps=3)
+    stepped([whole], gradients, Muon([{"params": [whole], "parts": 3}], lr=0.01))
+    apart = [list(several[0].chunk(3)) for several in gradients]
+    stepped(parts, apart, Muon([{"params": parts, "parts": 1}], lr=0.01))
+    torch.testing.assert_close(whole.detach(), torch.cat(parts).detach())
+
+
+def test_the_rest_is_adams():
+    ours, theirs = (nn.Parameter(torch.ones(6, 5)) for _ in range(2))
+    matrix = nn.Parameter(torch.ones(4, 4))
+    gradients = random_gradients([ours, matrix], steps=4)
+    options = {"lr": 0.01, "betas": (0.9, 0.98), "weight_decay": 0.1}
+    optimizer = Muon([{"params": [matrix], "parts": 1}, {"params": [ours]}], **options)
+    stepped([ours, matrix], gradients, optimizer)
+    stepped([theirs], [several[:1] for several in gradients], torch.optim.AdamW([theirs], **options))
+    assert torch.equal(ours, theirs)
+    assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("refinement", REFINEMENTS)
+@pytest.mark.parametrize("length", ["ctc", "predict"])
+def test_it_takes_every_matrix_of_the_layers_and_nothing_else(refinement, length):
+    model = small_model(refinement=refinement, length=length, latent="vae")
+    found = matrices_of_layers(model)
+    homes = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    heads = ("lm_head", "prior", "posterior", "lift", "classifier")
+    expected = {f"{name}.weight" for name in homes if not name.endswith(heads)}
+    assert set(found) == expected
+    assert {name.split(".")[-2] for name, parts in found.items() if parts == 3} == {"query_key_value"}
+    assert {name.split(".")[-2] for name, parts in found.items() if parts == 2} == {"key_value"}
+
+
+def test_of_a_teacher_it_takes_all_but_embeddings():
+    model = small_teacher("marian")
+    left = {name for name, weight in model.named_parameters() if weight.ndim == 2} - set(matrices_of_layers(model))
+    positions = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
+    assert left == {"model.shared.weight", *positions}
+    assert set(matrices_of_layers(model).values()) == {1}
+
+
+def test_a_closure_sees_all_weights_and_momentum_is_saved():
+    weights = [nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))]
+    optimizer = Muon([{"params": weights[:1], "parts": 1}, {"params": weights[1:]}], momentum=0.8, lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = sum(weight.sum() for weight in weights)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 20
+    assert optimizer.step(closure) < 20
+    assert all((weight.grad == 1).all() for weight in weights)
+    assert optimizer.state_dict()["param_groups"][0]["momentum"] == 0.8
+
+
+def test_every_weight_is_in_one_group_and_only_matrices_decay():
+    model = small_model(length="predict", weight_norm="weight")
+    names = matrices_of_layers(model)
+    assert not any("parametrizations" in name for name in names)
+    optimizer = make_muon(model, ["model.shared.weight"], lr=1e-3, weight_decay=0.1)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    assert len({id(weight) for weight in weights}) == len(weights) == len(list(model.parameters()))
+    known = dict(model.named_parameters())
+    decayed = {id(weight) for group in optimizer.param_groups if group["weight_decay"] for weight in group["params"]}
+    assert decayed == {id(known[name]) for name in [*names, "model.shared.weight"]}
+
+
+def test_a_model_without_layers_of_matrices_is_told_so():
+    with pytest.raises(ValueError, match="a RecurrentForConditionalGeneration has none; leave it unset"):
+        make_muon(RecurrentForConditionalGeneration(RecurrentConfig(vocab_size=50)), [], lr=1e-3, weight_decay=0.0)
+
+
+def test_a_run_learns_with_it(make_trainer):
+    trainer = make_trainer(optimizer="muon", max_steps=30, learning_rate=3e-3)
+    before = trainer.evaluate()
+    trainer.train()
+    assert isinstance(trainer.optimizer.optimizer, Muon)
+    assert trainer.evaluate()["eval_nat"] < 0.8 * before["eval_nat"]
