@@ -49,6 +49,21 @@ def test_the_corpus_comes_back_with_the_teachers_translations(teacher, tmp_path,
     assert json.loads((tmp_path / f"{name}.statistics.json").read_text()) == figures
 
 
+def test_what_lies_nearest_to_the_corpus_is_written_and_another_corpus_is_another_work(teacher, tmp_path):
+    options = dataclasses.replace(OPTIONS, num_beams=3, nearest=True)
+    translate = make_translate(teacher, options, tmp_path)
+    last = translate(teacher.tokenizer([corpus()[0].source])["input_ids"])[-1]
+    wanted = teacher.tokenizer.decode(last, skip_special_tokens=True).strip()
+    pairs = [Pair(corpus()[0].source, [wanted])]
+    output = tmp_path / "out.jsonl"
+    distill(pairs, teacher, output, options=options, **COLUMNS)
+    assert lines_of(output) == [{"en": pairs[0].source, "de": wanted}]
+    distill(pairs, teacher, tmp_path / "first.jsonl", options=dataclasses.replace(options, nearest=False), **COLUMNS)
+    assert lines_of(tmp_path / "first.jsonl")[0]["de"] != wanted
+    with pytest.raises(ValueError, match="begun with references="):
+        distill([Pair(pairs[0].source, ["Another."])], teacher, output, options=options, **COLUMNS)
+
+
 def test_shards_are_chunks_from_the_longest_to_the_shortest():
     assert cut_into_shards(["aa", "b", "cccc", "dd", ""], 2) == [[2, 0], [3, 1], [4]]
 

@@ -42,15 +42,15 @@ def read_parallel(path: str | Path, source: str, target: str) -> list[Pair]:
 
 
 def without_repetitions(pairs: list[Pair]) -> list[Pair]:
-    """The first pair of every source: a teacher says the same of it each time.
+    """One pair for every source, which a teacher translates the same each time, with all of its references.
 
     >>> without_repetitions([Pair("Hi.", ["Hallo!"]), Pair("Go.", ["Geh."]), Pair("Hi.", ["Grüß Gott!"])])
-    [Pair(source='Hi.', references=['Hallo!']), Pair(source='Go.', references=['Geh.'])]
+    [Pair(source='Hi.', references=['Hallo!', 'Grüß Gott!']), Pair(source='Go.', references=['Geh.'])]
     """
-    first: dict[str, Pair] = {}
+    found: dict[str, list[str]] = {}
     for pair in pairs:
-        first.setdefault(pair.source, pair)
-    return list(first.values())
+        found.setdefault(pair.source, []).extend(pair.references)
+    return [Pair(source, list(dict.fromkeys(references))) for source, references in found.items()]
 
 
 def _read_file(path: Path, source: str, target: str) -> list[Pair]:

@@ -13,10 +13,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..pipeline_deqnar import clean_text, longest_source
+from .evaluation import sentence_bleu
 from .locks import awaited
 from .tokenized import within_budget
 
-# A batch of token ids → the token ids of its translations
+# A batch of token ids → the token ids of its translations; with `nearest`, of all beams of the first, of the second, …
 Translate = Callable[[list[list[int]]], list[list[int]]]
 
 BACKENDS = ("transformers", "ctranslate2")
@@ -40,6 +41,10 @@ class TeacherOptions:
 
     num_beams: int = field(default=5, metadata={"help": "Beams of the search; 1 is greedy."})
     length_penalty: float = field(default=1.0, metadata={"help": "Above 1 beam search prefers longer translations."})
+    nearest: bool = field(
+        default=False,
+        metadata={"help": "Of all beams take the one nearest to the corpus's own target, not the teacher's first."},
+    )
     max_length: int = field(
         default=256, metadata={"help": "Most tokens of a translation; longer sources are cut to it, and counted."}
     )
@@ -73,6 +78,8 @@ class TeacherOptions:
             raise ValueError(f"length_penalty must be a number, not {self.length_penalty}.")
         if self.num_beams == 1 and self.length_penalty != 1:
             raise ValueError(f"length_penalty={self.length_penalty} has no effect on one beam; raise num_beams.")
+        if self.num_beams == 1 and self.nearest:
+            raise ValueError("nearest has no choice with one beam; raise num_beams.")
         if self.backend == "transformers" and self.compute_type != "float32":
             raise ValueError(f"compute_type={self.compute_type} has no effect on backend transformers.")
 
@@ -120,12 +127,19 @@ def _tokenizer_as_text(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def translate_texts(
-    teacher: Teacher, translate: Translate, sentences: list[str], options: TeacherOptions
+    teacher: Teacher,
+    translate: Translate,
+    sentences: list[str],
+    options: TeacherOptions,
+    references: list[list[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """Translations of sentences, in their order, with the numbers of tokens.
 
     How sentences are put together in batches, which floating point sums feel, depends on these sentences alone. An
     empty sentence has an empty translation, whatever the teacher would say to it.
+
+    Args:
+        references: of every sentence, for `options.nearest`.
     """
     tokenizer, special = teacher.tokenizer, set(teacher.tokenizer.all_special_ids)
     longest = min(options.max_length, longest_source(teacher.model.config) or options.max_length)
@@ -150,10 +164,24 @@ def translate_texts(
     lengths = list(map(len, sources))
     order = sorted((place for place, text in enumerate(texts) if text), key=lambda place: (-lengths[place], place))
     for batch in within_budget(order, lengths, options.batch_tokens):
-        for place, target in zip(batch, translate([sources[place] for place in batch]), strict=True):
-            rows[place]["text"] = tokenizer.decode(target, skip_special_tokens=True).strip()
-            rows[place]["target_tokens"] = _count(target, special)
+        found = translate([sources[place] for place in batch])
+        several = options.num_beams if options.nearest else 1
+        for place, first in zip(batch, range(0, len(found), several), strict=True):
+            beams = found[first : first + several]
+            said = [tokenizer.decode(beam, skip_special_tokens=True).strip() for beam in beams]
+            chosen = nearest(said, references[place]) if options.nearest else 0
+            rows[place]["text"], rows[place]["target_tokens"] = said[chosen], _count(beams[chosen], special)
     return rows
+
+
+def nearest(texts: list[str], references: list[str]) -> int:
+    """Which text has the highest sentence BLEU with one of the references; the first of several such.
+
+    >>> nearest(["Wo ist der Zug?", "Wo ist der Bahnhof?"], ["Wo ist der Bahnhof?", "Wo liegt der Bahnhof?"])
+    1
+    """
+    scores = [max(row) for row in sentence_bleu(texts, [references] * len(texts))]
+    return scores.index(max(scores))
 
 
 def _count(tokens: list[int], special: set[int]) -> int:
@@ -171,7 +199,8 @@ def _with_transformers(teacher: Teacher, options: TeacherOptions, folder: Path) 
     model = teacher.model.eval()
     settings = {"num_beams": options.num_beams, "max_new_tokens": _longest_translation(model, options)}
     # What the teacher's own settings may say otherwise.
-    settings |= {"max_length": None, "num_return_sequences": 1, "return_dict_in_generate": False}
+    settings |= {"max_length": None, "return_dict_in_generate": False}
+    settings["num_return_sequences"] = options.num_beams if options.nearest else 1
     if options.num_beams > 1:
         settings["length_penalty"] = options.length_penalty
     if options.forced_bos_token is not None:
@@ -223,6 +252,7 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
             [tokenizer.convert_ids_to_tokens(row) for row in batch],
             target_prefix=None if prefix is None else [prefix] * len(batch),
             beam_size=options.num_beams,
+            num_hypotheses=options.num_beams if options.nearest else 1,
             length_penalty=options.length_penalty,
             max_input_length=0,
             min_decoding_length=0,
@@ -231,7 +261,7 @@ def _with_ctranslate2(teacher: Teacher, options: TeacherOptions, folder: Path) -
             no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
             repetition_penalty=generation.repetition_penalty or 1.0,
         )
-        return [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in found]
+        return [tokenizer.convert_tokens_to_ids(beam) for result in found for beam in result.hypotheses]
 
     return translate
 
