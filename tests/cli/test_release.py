@@ -251,3 +251,25 @@ def test_only_an_earlier_release_is_replaced_and_only_if_asked(climbed, tmp_path
     assert "is not empty, and what it holds is not a release; name another folder" in capsys.readouterr().err
     assert main(climbed("implicit", to / "plot.png")) == 1
     assert "plot.png is a file; --to names a folder" in capsys.readouterr().err
+
+
+def test_a_card_is_written_alone_for_a_model_that_is_not_given_away(climbed, tmp_path, capsys):
+    file = tmp_path / "cards" / "student.md"
+    arguments = climbed("implicit", tmp_path / "unused", "--decoding", "beam")
+    arguments[arguments.index("--to") : arguments.index("--to") + 2] = ["--card", str(file)]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"{file}: the student, beam\n"
+    assert os.listdir(tmp_path) == ["cards"]
+    assert main(climbed("implicit", tmp_path / "implicit", "--decoding", "beam")) == 0
+    assert file.read_text(encoding="utf-8") == (tmp_path / "implicit" / "README.md").read_text(encoding="utf-8")
+
+    assert main(arguments) == 1
+    assert "student.md holds an earlier card; --overwrite replaces it" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite"]) == 0
+    file.write_text("# My own", encoding="utf-8")
+    assert main([*arguments, "--overwrite"]) == 1
+    assert "is not a card that was made here; name another file" in capsys.readouterr().err
+    assert file.read_text(encoding="utf-8") == "# My own"
+    arguments[arguments.index("--card") + 1] = str(tmp_path)
+    assert main(arguments) == 1
+    assert "is a folder; --card names a file" in capsys.readouterr().err

@@ -3,10 +3,12 @@
     hf-deqnar release ladders/tatoeba.yaml --data data/tatoeba --output runs/tatoeba --rung box --to my-model --half
     hf-deqnar release ladders/tatoeba.yaml --data data/tatoeba --output runs/tatoeba --rung teacher \\
         --decoding "beam 5" --to my-teacher
+    hf-deqnar release ladders/multi30k.yaml --data data/multi30k --output runs/ladder --rung cmlm --card cards/cmlm.md
 
 The options of the decoding become the defaults of `generate`, and its figures those of the card. What the card says of
 data, licence and limits is `about:` in the ladder. The folder also carries the model's code, for `trust_remote_code`;
-only the model in the box does not, as the package around it is its code.
+only the model in the box does not, as the package around it is its code. `--card` writes the card alone, for a model
+that is quoted but not given away.
 """
 
 import argparse
@@ -16,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_deqnar
 
@@ -34,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="what {data} stands for in it")
     parser.add_argument("--output", type=Path, required=True, help="folder of the ladder's results")
     parser.add_argument("--rung", required=True, help="the rung whose model is released")
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder of the release")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", type=Path, metavar="FOLDER", help="folder of the release")
+    where.add_argument("--card", type=Path, metavar="FILE", help="write nothing but the card, into this file")
     parser.add_argument("--half", action="store_true", help="store weights in half precision; loaded, they are float32")
     parser.add_argument("--decoding", metavar="NAME", help="decoding of the rung; its first if not given")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier release")
@@ -45,6 +49,9 @@ def run(options: argparse.Namespace) -> None:
         ladder = read_ladder(options.ladder, options.data, options.output)
     rung = chosen_rung(ladder, options.rung, options.ladder)
     decoding = chosen_decoding(ladder, rung, options.decoding)
+    if options.card is not None:
+        write_card(ladder, rung, decoding, options)
+        return
     check_folder(options.to, options.overwrite)
     boxed = options.to.resolve() == Path(hf_deqnar.BOX).resolve()
     model, tokenizer = load_model(str(ladder.result(rung.name)), "cpu")
@@ -59,6 +66,22 @@ def run(options: argparse.Namespace) -> None:
         put_in_place(Path(unfinished), options.to)
     size = sum(file.stat().st_size for file in options.to.glob("*.safetensors"))
     print(f"{options.to}: {rung.title}{f', {decoding}' if decoding else ''}; {size / 1e6:.1f} MB of weights")
+
+
+def write_card(ladder: Ladder, rung: Rung, decoding: str, options: argparse.Namespace) -> None:
+    """The card alone; one that somebody wrote by hand is not written over."""
+    path = options.card
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; --card names a file, such as {path / f'{rung.name}.md'}.")
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+        raise ValueError(f"{path} is there, and is not a card that was made here; name another file.")
+    if path.is_file() and not options.overwrite:
+        raise ValueError(f"{path} holds an earlier card; --overwrite replaces it.")
+    config = AutoConfig.from_pretrained(ladder.result(rung.name))
+    card = make_card(ladder, rung, decoding, config, name=rung.name, half=options.half, boxed=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    card.save(path)
+    print(f"{path}: {rung.title}{f', {decoding}' if decoding else ''}")
 
 
 def chosen_rung(ladder: Ladder, name: str, path: Path) -> Rung:
