@@ -38,9 +38,10 @@ from .manifest import PRECISIONS, SHORTLIST, is_export, write_manifest
 from .sentence import PARTS, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
 
 OPSET = 18
-# Quantised, f(z) jumps with every number that is rounded the other way. In two small implicit models with random
-# weights the residual stood at 2e-3 to 3e-3 after 20 evaluations. Not yet measured on a trained one.
-INT8_TOL = 5e-3
+# Quantised, f(z) jumps with every number that is rounded the other way. In 20 evaluations the model in the box gets to
+# 5e-3 with none of 322 validation sentences, to 1e-2 with 72 %, to 2e-2 with 95 %: there in as many evaluations as the
+# unquantised model takes to 1e-2. BLEU is the same for all three.
+INT8_TOL = 2e-2
 # A softmax has many small probabilities, and they would all be zero in 8 bits: `feedback` stays as it is.
 QUANTISED = ("source", "transition", "head", *PARTS)
 
