@@ -53,7 +53,6 @@ def random_gradients(weights: list[torch.Tensor], steps: int) -> list[list[torch
     return [[torch.randn(weight.shape, generator=generator) for weight in weights] for _ in range(steps)]
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this version of torch has no Muon to compare with")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_matrix_goes_where_torchs_own_muon_takes_it(shape):
     ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))

@@ -169,15 +169,15 @@ def translate_texts(
         for place, first in zip(batch, range(0, len(found), several), strict=True):
             beams = found[first : first + several]
             said = [tokenizer.decode(beam, skip_special_tokens=True).strip() for beam in beams]
-            chosen = nearest(said, references[place]) if options.nearest else 0
+            chosen = nearest_text(said, references[place]) if options.nearest else 0
             rows[place]["text"], rows[place]["target_tokens"] = said[chosen], _count(beams[chosen], special)
     return rows
 
 
-def nearest(texts: list[str], references: list[str]) -> int:
+def nearest_text(texts: list[str], references: list[str]) -> int:
     """Which text has the highest sentence BLEU with one of the references; the first of several such.
 
-    >>> nearest(["Wo ist der Zug?", "Wo ist der Bahnhof?"], ["Wo ist der Bahnhof?", "Wo liegt der Bahnhof?"])
+    >>> nearest_text(["Wo ist der Zug?", "Wo ist der Bahnhof?"], ["Wo ist der Bahnhof?", "Wo liegt der Bahnhof?"])
     1
     """
     scores = [max(row) for row in sentence_bleu(texts, [references] * len(texts))]

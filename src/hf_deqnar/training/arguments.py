@@ -56,8 +56,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     optimizer: str | None = field(
         default=None,
         metadata={
-            "help": "muon: orthogonal steps for the matrices of layers, Adam's for the rest. It learns more in an "
-            "update, and wants two or three times Adam's learning rate. Unset: what optim says, Adam."
+            "help": "muon: orthogonal steps for the matrices of layers, Adam's for the rest; try two or three times "
+            "Adam's learning rate. Unset: what optim says, Adam."
         },
     )
     label_smoothing_factor: float | None = field(default=0.1, metadata={"help": "ε of label smoothing."})
