@@ -13,6 +13,7 @@ from hf_deqnar.alignment import (
     likeliest,
     matched_target,
     needed_canvas,
+    prefix_beam_of_sentence,
     prefix_beam_search,
     viterbi_path,
 )
@@ -100,6 +101,33 @@ def test_a_narrow_prefix_beam_beats_the_best_path_on_average_and_never_overestim
         assert math.exp(scores[row, 0]) <= found + 1e-12
         gains.append(found - exact[tuple(best_path[row, : best_counts[row]].tolist())])
     assert sum(gains) > 0
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size):
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary, blank = 30, 4
+    logits = torch.randn(6, 12, vocabulary, generator=generator, dtype=torch.float64)
+    logits[:, :, :6] += 2.0 * (1 + seed)  # few tokens and the blank, over and over: prefixes meet
+    log_probabilities = logits.log_softmax(dim=-1)
+    lengths = torch.full((6,), 12)
+    texts, counts, scores = prefix_beam_search(
+        log_probabilities, lengths, blank, beam_size, padding=0, tokens_per_step=vocabulary - 1
+    )
+    candidates = logits.topk(2 * beam_size + 1, dim=-1).indices
+    for row in range(6):
+        found = prefix_beam_of_sentence(log_probabilities[row].numpy(), candidates[row].numpy(), blank, beam_size)
+        expected = [tuple(texts[row, place, : counts[row, place]].tolist()) for place in range(beam_size)]
+        assert [text for text, _ in found] == expected
+        assert [score for _, score in found] == pytest.approx(scores[row].tolist())
+
+
+def test_a_long_and_unsure_sentence_does_not_vanish_in_its_beam():
+    log_probabilities = torch.full((400, 50), 1 / 50, dtype=torch.float64).log()
+    candidates = torch.arange(7).expand(400, -1)
+    ((_, score), *_) = prefix_beam_of_sentence(log_probabilities.numpy(), candidates.numpy(), blank=0, beam_size=3)
+    assert -400 * 50 < score < -700  # exp(−700) is all that a float can hold
 
 
 def test_rows_of_a_prefix_beam_do_not_influence_each_other():

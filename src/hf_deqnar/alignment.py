@@ -1,5 +1,9 @@
 """Matching a canvas with a target: how many ways, which is best, and what text a path stands for."""
 
+import math
+from heapq import nlargest
+
+import numpy
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -180,6 +184,66 @@ def prefix_beam_search(
 def _extend_hash(hashes: Tensor, token: Tensor) -> Tensor:
     """A rolling hash modulo 2⁶⁴ (integer overflow wraps)."""
     return hashes * 6364136223846793005 + (token + 1) * 1442695040888963407
+
+
+def prefix_beam_of_sentence(
+    log_probabilities: numpy.ndarray, candidates: numpy.ndarray, blank: int, beam_size: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """The same search for one sentence, in Python's numbers: a batch of one is mostly the calls of small operations.
+
+    Probabilities are divided by the largest at every position, so that none vanishes. Two times `beam_size` tokens are
+    enough to extend a prefix by: at most `beam_size` − 1 of them lead to another prefix of the beam, which is looked up
+    by itself, and one repeats the last token; the others are `beam_size` or more, and keep less likely ones out.
+
+    Args:
+        log_probabilities: canvas × vocabulary.
+        candidates: canvas × (2·beam_size + 1) or more; the likeliest tokens of every position, the best first, and the
+            blank perhaps among them.
+
+    Returns:
+        texts and log p of each, the best first.
+
+    >>> chances, candidates = numpy.array([[0.2, 0.7, 0.1]] * 2), numpy.array([[1, 0, 2]] * 2)
+    >>> prefix_beam_of_sentence(numpy.log(chances), candidates, blank=0, beam_size=2)[0]  # 0.7·0.7 + 2·0.7·0.2 = 0.77
+    ((1,), -0.26...)
+    """
+    likeliest_tokens = candidates.tolist()
+    chances = numpy.exp(numpy.take_along_axis(log_probabilities, candidates, axis=1).astype(numpy.float64)).tolist()
+    blanks = numpy.exp(log_probabilities[:, blank].astype(numpy.float64)).tolist()
+    beam, scale = {(): (1.0, 0.0)}, 0.0  # prefix: p_b, p_t, both in units of exp(scale)
+    for row, tokens, token_chances, blank_chance in zip(
+        log_probabilities, likeliest_tokens, chances, blanks, strict=True
+    ):
+        known = dict(zip(tokens, token_chances, strict=True))
+        stays = {}
+        for prefix, (ends_blank, ends_token) in beam.items():
+            again = 0.0
+            if prefix:
+                last, parent = prefix[-1], beam.get(prefix[:-1])
+                chance = known[last] if last in known else math.exp(row[last])
+                again = ends_token * chance
+                if parent is not None:  # extended, it is this one
+                    repeats = len(prefix) > 1 and prefix[-2] == last
+                    again += chance * (parent[0] if repeats else parent[0] + parent[1])
+            stays[prefix] = ((ends_blank + ends_token) * blank_chance, again)
+        entries = [(sum(parts), parts, prefix, None) for prefix, parts in stays.items()]
+        least = 0.0 if len(entries) < beam_size else min(entry[0] for entry in entries)
+        for prefix, (ends_blank, ends_token) in beam.items():
+            whole, last = ends_blank + ends_token, prefix[-1] if prefix else None
+            for token, chance in known.items():
+                if chance * whole <= least:
+                    break  # and so are all that follow
+                total = chance * (ends_blank if token == last else whole)
+                if token != blank and total > least and (*prefix, token) not in stays:
+                    entries.append((total, (0.0, total), prefix, token))
+        best = nlargest(beam_size, entries, key=lambda entry: entry[0])
+        largest = best[0][0]
+        scale += math.log(largest)
+        beam = {
+            prefix if token is None else (*prefix, token): (parts[0] / largest, parts[1] / largest)
+            for _, parts, prefix, token in best
+        }
+    return [(text, scale + math.log(sum(parts))) for text, parts in beam.items() if sum(parts) > 0]
 
 
 def viterbi_path(

@@ -35,7 +35,7 @@ from ..pipeline_deqnar import longest_source
 from ..shortlist_deqnar import Words
 from ..transition_deqnar import Context
 from .manifest import PRECISIONS, SHORTLIST, is_export, write_manifest
-from .sentence import PARTS, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
+from .sentence import CANDIDATES, PARTS, READ, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
 
 OPSET = 18
 # Quantised, f(z) jumps with every number that is rounded the other way. In 20 evaluations the model in the box gets to
@@ -242,7 +242,7 @@ def parts_of_a_sentence(model: DeqNarForConditionalGeneration) -> dict[str, Grap
     projected = {
         f"{kind}_{layer}": projection for layer in range(len(core.transition.layers)) for kind in ("key", "value")
     }
-    words = {} if core.shortlist is None else {"words": (torch.arange(11), {0: "words"})}
+    words = {} if core.shortlist is None else {"words": (torch.arange(2 * CANDIDATES), {0: "words"})}
     predicting = words if config.refinement == "mixed" else {}
     # What a loop is told of a step, and what the parts around it say to each other where there is no loop.
     state, found = "state", ["value", "residual_now"]
@@ -252,7 +252,7 @@ def parts_of_a_sentence(model: DeqNarForConditionalGeneration) -> dict[str, Grap
     return {
         "opening": Graph(OpeningGraph(core), {"input_ids": tokens}, ["start", "injection", *projected]),
         "step": Graph(StepGraph(core), seen, found),
-        "reading": Graph(ReadingGraph(model), {"features": hidden, **words}, ["tokens"]),
+        "reading": Graph(ReadingGraph(model), {"features": hidden, **words}, READ),
     }
 
 

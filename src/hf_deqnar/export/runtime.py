@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ..alignment import prefix_beam_of_sentence
 from ..configuration_deqnar import DeqNarConfig
 from ..fixed_point import FixedPoint
 from ..generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
@@ -21,7 +22,7 @@ from ..refinement_deqnar import RefinementMixin, Source
 from ..shortlist_deqnar import Shortlist, Words
 from ..transition_deqnar import BoundTransition, Context
 from .manifest import SHORTLIST, read_manifest
-from .sentence import NO_RESIDUAL
+from .sentence import CANDIDATES, NO_RESIDUAL, WIDEST_BEAM
 
 OLDEST = (1, 20)
 
@@ -69,8 +70,16 @@ class Session:
     def outputs(self) -> list[str]:
         return [one.name for one in self.session.get_outputs()]
 
+    @cached_property
+    def only_what_is_asked(self) -> Any:
+        """Nodes that no wanted output needs are not run."""
+        options = import_onnxruntime().RunOptions()
+        options.only_execute_path_to_fetches = True
+        return options
+
     def __call__(self, inputs: dict[str, Tensor], outputs: list[str] | None = None) -> list[Tensor]:
-        found = self.session.run(outputs, {name: tensor.numpy() for name, tensor in inputs.items()})
+        given = {name: tensor.numpy() for name, tensor in inputs.items()}
+        found = self.session.run(outputs, given, self.only_what_is_asked)
         return [torch.from_numpy(array) for array in found]
 
 
@@ -342,7 +351,8 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
 
     def _sentence_options(self, settings: DeqNarGenerationConfig) -> dict[str, Tensor] | None:
         """What the graph of a whole sentence is told of a solve; None if something is asked for that it cannot do."""
-        more = settings.refinement_passes > 1 or settings.ctc_beam_size > 1 or settings.input_sampling
+        more = settings.refinement_passes > 1 or settings.input_sampling
+        more = more or settings.ctc_beam_size > WIDEST_BEAM or settings.num_return_sequences > 1
         watched = settings.return_dict_in_generate or settings.stop_on_stable_tokens is not None
         if self.sentence is None or more or watched or settings.reranker is not None:
             return None
@@ -361,19 +371,41 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         self, source: Tensor, mask: Tensor, settings: DeqNarGenerationConfig, options: dict[str, Tensor]
     ) -> list[int] | None:
         """Its tokens; None if the residual has not fallen in every evaluation, and the solver should look after it."""
-        inputs = {"input_ids": source, **options}
+        inputs, words = {"input_ids": source, **options}, None
         if self.model.shortlist is not None:
             words = super()._words(source, mask, settings) or self.model.shortlist.whole_vocabulary()
             inputs["words"] = words.tokens
-        tokens, residual, *before = self.sentence(
-            inputs, ["tokens", "residual", "residual_before"][: 2 + bool(options)]
-        )
-        if not float(residual) < (float(before[0]) if before else NO_RESIDUAL):
+        searched = settings.ctc_beam_size > 1
+        if searched and words is not None and len(words.tokens) < CANDIDATES:
             return None
-        path = tokens[0].numpy()
+        read = ["log_probabilities", "candidates"] if searched else ["tokens"]
+        *read, residual, before = self.sentence(
+            inputs, [*read, "residual", "residual_before" if options else "residual"]
+        )
+        if not float(residual) < (float(before) if options else NO_RESIDUAL):
+            return None
+        if searched:
+            return self._search(*read, words, settings)
+        path = read[0][0].numpy()
         kept = path != self.config.blank_token_id
         kept[1:] &= path[1:] != path[:-1]
         return path[kept][: settings.max_length].tolist()
+
+    def _search(
+        self, log_probabilities: Tensor, candidates: Tensor, words: Words | None, settings: DeqNarGenerationConfig
+    ) -> list[int] | None:
+        """The text of a beam with the best mean log-probability; None if one of them would have to be cut."""
+        blank = self.config.blank_token_id
+        texts = prefix_beam_of_sentence(
+            log_probabilities[0].numpy(),
+            candidates[0].numpy(),
+            blank if words is None else words.places([blank])[0],
+            settings.ctc_beam_size,
+        )
+        if max(len(text) for text, _ in texts) > settings.max_length:
+            return None
+        best, _ = max(texts, key=lambda entry: entry[1] / max(1, len(entry[0])))
+        return list(best) if words is None else words.tokens[list(best)].tolist()
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
         if not features.sum().isfinite():

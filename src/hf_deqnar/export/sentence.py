@@ -7,7 +7,7 @@ fall, and then the runtime asks the solver, which knows what to do.
 
     opening   tokens → z = 0, u, keys and values of every decoder layer
     step      z, u, keys, values → f(z), ‖f(z) − z‖ / ‖f(z)‖
-    reading   features → the likeliest tokens
+    reading   features → the likeliest tokens, and what a beam search looks at
 """
 
 from pathlib import Path
@@ -22,7 +22,10 @@ from ..shortlist_deqnar import Words, never_written
 from ..transition_deqnar import Context
 
 PARTS = ("opening", "step", "reading")
+READ = ["tokens", "log_probabilities", "candidates"]
 NO_RESIDUAL = float("inf")  # before the first evaluation
+WIDEST_BEAM = 5  # that is searched in what the graph of a sentence says
+CANDIDATES = 2 * WIDEST_BEAM + 1  # at every position, the blank among them
 
 
 def has_sentence_graph(config: Any) -> bool:
@@ -66,7 +69,9 @@ class StepGraph(nn.Module):
 
 
 class ReadingGraph(nn.Module):
-    """features and, of a model with a shortlist, words → the likeliest tokens."""
+    """features and, of a model with a shortlist, words → the likeliest token of every position; for a beam search also
+    all log-probabilities, and where the largest are. What nobody asks for is not computed.
+    """
 
     def __init__(self, model: DeqNarForConditionalGeneration) -> None:
         super().__init__()
@@ -81,16 +86,18 @@ class ReadingGraph(nn.Module):
             return functional.linear(features, self.weight, self.bias)
         return functional.linear(features, self.weight[words], self.bias[words])
 
-    def forward(self, features: Tensor, words: Tensor | None = None) -> Tensor:
-        best = self.logits(features, words).argmax(dim=-1)
-        return best if words is None else words[best]
+    def forward(self, features: Tensor, words: Tensor | None = None) -> tuple[Tensor, ...]:
+        logits = self.logits(features, words)
+        best = logits.argmax(dim=-1)
+        candidates = logits.topk(min(CANDIDATES, len(self.weight)), dim=-1).indices
+        return best if words is None else words[best], logits.log_softmax(dim=-1), candidates
 
 
 def join_parts(folder: Path, target: Path, repeats: bool) -> None:
     """Write the one graph of the three in a folder.
 
     Its inputs are `input_ids`, `words` where there is a shortlist and, if f `repeats`, `max_nfe` and `tol`; its outputs
-    `tokens`, `residual` and, if f repeats, `residual_before` and `nfe`.
+    `tokens`, `log_probabilities`, `candidates`, `residual` and, if f repeats, `residual_before` and `nfe`.
     """
     import onnx
     from onnx import helper
