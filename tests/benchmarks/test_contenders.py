@@ -99,6 +99,7 @@ def one_line(capsys) -> str:
         ("latency", ["--threads", "0"], "--threads must be at least 1"),
         ("latency", ["--budgets", "4", "0"], "--budgets 0: a solve needs"),
         ("latency", ["--budgets", "4", "4"], "stands twice in --budgets"),
+        ("latency", ["--ways", "tol=0.1", "tol=0.1"], "stands twice in --ways"),
         ("latency", ["--bleu-sentences", "0"], "--bleu-sentences must be at least 1"),
         ("latency", ["--lengths", "15", "5"], "--lengths 15 5 must rise"),
         ("latency", ["--sentences-per-length", "0"], "--sentences-per-length must be at least 1"),

@@ -14,13 +14,14 @@ from ..conftest import small_model
 from .conftest import our_model
 
 OUR_RUNTIMES = ("torch fp32", "ONNX fp32", "ONNX int8")
+BEAM = "max_nfe=2,ctc_beam_size=3"
 TEACHER_RUNTIMES = ("transformers", "CTranslate2 fp32", "CTranslate2 int8")
 
 
 def test_all_contenders_are_timed_scored_and_compared(models, arguments, exported, tmp_path, capsys):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
     file = tmp_path / "figures.json"
-    few = ["--sentences", "2", "--repeats", "2", "--budgets", "1"]
+    few = ["--sentences", "2", "--repeats", "2", "--budgets", "1", "--ways", BEAM]
     few += ["--lengths", "6", "15", "--sentences-per-length", "1"]
     more = ["--rival", str(models / "rival"), "--export", str(exported), "--json", str(file)]
     assert main(["bench", "latency", *arguments, *more, *few]) == 0, capsys.readouterr().err
@@ -28,7 +29,7 @@ def test_all_contenders_are_timed_scored_and_compared(models, arguments, exporte
 
     results = figures["results"]
     tolerance = {"torch fp32": "tol 0.001", "ONNX fp32": "tol 0.001", "ONNX int8": "tol 0.02"}
-    expected = [("ours", runtime, stop) for runtime in OUR_RUNTIMES for stop in (tolerance[runtime], "max_nfe 1")]
+    expected = [("ours", runtime, stop) for runtime in OUR_RUNTIMES for stop in (tolerance[runtime], "max_nfe 1", BEAM)]
     searches = ("greedy", "beam 5")
     expected += [("teacher", runtime, search) for runtime in TEACHER_RUNTIMES for search in searches]
     expected += [("rival", runtime, search) for runtime in TEACHER_RUNTIMES[1:] for search in searches]

@@ -32,6 +32,7 @@ from ..generation_deqnar import Options
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..pipeline_deqnar import clean_text, longest_source
 from ..scoring_deqnar import check_same_tokens
+from .common import read_options
 
 OURS, TEACHER, RIVAL = "ours", "teacher", "rival"
 GROUPS = ("onnx", "ctranslate2")  # what can be left out
@@ -101,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser, sentences: int, repeats: int)
         nargs="*",
         help=f"most evaluations of our model, beside its own tolerance ({' '.join(map(str, BUDGETS))} if not given)",
     )
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        default=[],
+        metavar="OPTION=VALUE[,…]",
+        help="other ways to decode with it, such as max_nfe=2,ctc_beam_size=3",
+    )
     parser.add_argument("--without", nargs="+", choices=GROUPS, default=[], help="leave these runtimes out")
 
 
@@ -113,6 +121,8 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--budgets {min(options.budgets)}: a solve needs at least one evaluation.")
     if options.budgets and len(set(options.budgets)) < len(options.budgets):
         raise ValueError("A number stands twice in --budgets; each makes a row of its own.")
+    if len(set(options.ways)) < len(options.ways):
+        raise ValueError("A way stands twice in --ways; each makes a row of its own.")
     if "onnx" in options.without and options.export is not None:
         raise ValueError("--export is of no use with --without onnx; leave out one of them.")
     if "ctranslate2" in options.without and options.rival is not None:
@@ -144,6 +154,8 @@ def compared(options: argparse.Namespace) -> Iterator[Comparison]:
     if model.config.model_type != "deqnar":
         raise ValueError(f"--model {options.model} is of type {model.config.model_type}, not deqnar; name one of ours.")
     budgets = check_budgets(options.budgets, model.config.refinement)
+    ways = {f"max_nfe {budget}": {"max_nfe": budget} for budget in budgets}
+    ways |= {way: read_options(way) for way in options.ways}
     teachers = {TEACHER: load_teacher(options.teacher, load, tokenizer, pairs)}
     if options.rival is not None:
         teachers[RIVAL] = load_teacher(options.rival, load, tokenizer, pairs)
@@ -151,14 +163,14 @@ def compared(options: argparse.Namespace) -> Iterator[Comparison]:
     longest = min(limit for limit in limits if limit is not None)
     sources, cut = as_tokens([pair.source for pair in pairs], tokenizer, longest)
     with tempfile.TemporaryDirectory() as folder:
-        contenders = our_contenders(model.float(), "torch fp32", budgets)
+        contenders = our_contenders(model.float(), "torch fp32", ways)
         if "onnx" not in options.without:
             exports = load_exports(model, tokenizer, options, Path(folder))
             check_same_model(
                 model, exports["fp32"], options.export, [sources[place] for place in spread(pairs, COMPARED)]
             )
             for precision, export in exports.items():
-                contenders += our_contenders(export, f"ONNX {precision}", budgets)
+                contenders += our_contenders(export, f"ONNX {precision}", ways)
         contenders += transformers_contenders(teachers[TEACHER])
         if "ctranslate2" not in options.without:
             for system, teacher in teachers.items():
@@ -229,15 +241,14 @@ def check_same_model(
 
 
 def our_contenders(
-    model: DeqNarForConditionalGeneration | DeqNarOnnxModel, runtime: str, budgets: list[int]
+    model: DeqNarForConditionalGeneration | DeqNarOnnxModel, runtime: str, ways: dict[str, dict[str, Any]]
 ) -> list[Contender]:
-    """At the tolerance that comes with it, and at budgets that may end a solve earlier."""
+    """As it decodes if nothing is asked for, which its tolerance tells, and in other ways."""
     own = model.config.tol if model.generation_config.tol is None else model.generation_config.tol
-    stops = {"one evaluation" if model.config.refinement == "stacked" else f"tol {own:g}": {}}
-    stops |= {f"max_nfe {budget}": {"max_nfe": budget} for budget in budgets}
+    every = {"one evaluation" if model.config.refinement == "stacked" else f"tol {own:g}": {}, **ways}
     return [
-        Contender(OURS, runtime, stop, our_translate(model, settings), our_evaluations(model, settings))
-        for stop, settings in stops.items()
+        Contender(OURS, runtime, way, our_translate(model, settings), our_evaluations(model, settings))
+        for way, settings in every.items()
     ]
 
 
