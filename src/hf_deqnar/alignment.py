@@ -1,6 +1,7 @@
 """Matching a canvas with a target: how many ways, which is best, and what text a path stands for."""
 
 import math
+from collections.abc import Callable
 from heapq import nlargest
 
 import numpy
@@ -104,7 +105,13 @@ def pack(values: Tensor, kept: Tensor, padding: float) -> tuple[Tensor, Tensor]:
 
 
 def prefix_beam_search(
-    log_probabilities: Tensor, lengths: Tensor, blank: int, beam_size: int, padding: int, tokens_per_step: int = 20
+    log_probabilities: Tensor,
+    lengths: Tensor,
+    blank: int,
+    beam_size: int,
+    padding: int,
+    tokens_per_step: int = 20,
+    added: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest texts, each summed over all paths that collapse to it (Graves 2008), for a whole batch at once.
 
@@ -118,6 +125,9 @@ def prefix_beam_search(
     Args:
         log_probabilities: rows × canvas × vocabulary.
         tokens_per_step: how many of the likeliest tokens may extend a prefix at each position.
+        added: prefixes (rows × beam × canvas), their lengths, tokens (rows × 1 × candidates) → what is added to log p
+            of a prefix when a token extends it, by a language model say. Then tokens that are 2·beam_size or fewer at
+            each position extend a prefix, as in `prefix_beam_of_sentence`.
 
     Returns:
         texts (rows × beam × longest), their lengths, and log p of each; the best first. A beam that cannot be filled
@@ -128,6 +138,7 @@ def prefix_beam_search(
     log_probabilities = log_probabilities.to(torch.promote_types(log_probabilities.dtype, torch.float32))
     without_blank = log_probabilities.clone()
     without_blank[:, :, blank] = minus
+    tokens_per_step = tokens_per_step if added is None else 2 * beam_size
     step_scores, step_tokens = without_blank.topk(min(tokens_per_step, vocabulary - 1), dim=-1)
 
     texts = torch.full((rows, beam_size, canvas), padding, device=device)
@@ -145,6 +156,8 @@ def prefix_beam_search(
         stay_blank = whole + log_probabilities[:, position, blank, None]
         stay_token = ends_token + repeated
         extended = scores + torch.where(tokens == last[:, :, None], ends_blank[:, :, None], whole[:, :, None])
+        if added is not None:
+            extended = extended + added(texts, counts, tokens)
         extended_hashes = _extend_hash(hashes[:, :, None], tokens)  # rows, beam, candidates
 
         alive = whole > minus
@@ -187,7 +200,12 @@ def _extend_hash(hashes: Tensor, token: Tensor) -> Tensor:
 
 
 def prefix_beam_of_sentence(
-    log_probabilities: numpy.ndarray, candidates: numpy.ndarray, blank: int, beam_size: int
+    log_probabilities: numpy.ndarray,
+    candidates: numpy.ndarray,
+    blank: int,
+    beam_size: int,
+    added: Callable[[tuple[int, ...], int], float] | None = None,
+    most_added: float = 0.0,
 ) -> list[tuple[tuple[int, ...], float]]:
     """The same search for one sentence, in Python's numbers: a batch of one is mostly the calls of small operations.
 
@@ -199,6 +217,7 @@ def prefix_beam_of_sentence(
         log_probabilities: canvas × vocabulary.
         candidates: canvas × (2·beam_size + 1) or more; the likeliest tokens of every position, the best first, and the
             blank perhaps among them.
+        added: prefix, token → what is added to log p of the prefix when the token extends it, at most `most_added`.
 
     Returns:
         texts and log p of each, the best first.
@@ -211,10 +230,12 @@ def prefix_beam_of_sentence(
     chances = numpy.exp(numpy.take_along_axis(log_probabilities, candidates, axis=1).astype(numpy.float64)).tolist()
     blanks = numpy.exp(log_probabilities[:, blank].astype(numpy.float64)).tolist()
     beam, scale = {(): (1.0, 0.0)}, 0.0  # prefix: p_b, p_t, both in units of exp(scale)
+    ceiling = math.exp(most_added)
     for row, tokens, token_chances, blank_chance in zip(
         log_probabilities, likeliest_tokens, chances, blanks, strict=True
     ):
-        known = dict(zip(tokens, token_chances, strict=True))
+        both = zip(tokens, token_chances, strict=True)
+        known = dict([(token, chance) for token, chance in both if token != blank][: 2 * beam_size])
         stays = {}
         for prefix, (ends_blank, ends_token) in beam.items():
             again = 0.0
@@ -222,8 +243,9 @@ def prefix_beam_of_sentence(
                 last, parent = prefix[-1], beam.get(prefix[:-1])
                 chance = known[last] if last in known else math.exp(row[last])
                 again = ends_token * chance
-                if parent is not None:  # extended, it is this one
+                if parent is not None and (added is None or last in known):  # extended, it is this one
                     repeats = len(prefix) > 1 and prefix[-2] == last
+                    chance *= 1.0 if added is None else math.exp(added(prefix[:-1], last))
                     again += chance * (parent[0] if repeats else parent[0] + parent[1])
             stays[prefix] = ((ends_blank + ends_token) * blank_chance, again)
         entries = [(sum(parts), parts, prefix, None) for prefix, parts in stays.items()]
@@ -231,10 +253,14 @@ def prefix_beam_of_sentence(
         for prefix, (ends_blank, ends_token) in beam.items():
             whole, last = ends_blank + ends_token, prefix[-1] if prefix else None
             for token, chance in known.items():
-                if chance * whole <= least:
+                if chance * whole * ceiling <= least:
                     break  # and so are all that follow
+                if (*prefix, token) in stays:
+                    continue
                 total = chance * (ends_blank if token == last else whole)
-                if token != blank and total > least and (*prefix, token) not in stays:
+                if added is not None and total * ceiling > least:
+                    total *= math.exp(added(prefix, token))
+                if total > least:
                     entries.append((total, (0.0, total), prefix, token))
         best = nlargest(beam_size, entries, key=lambda entry: entry[0])
         largest = best[0][0]

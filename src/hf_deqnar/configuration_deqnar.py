@@ -68,6 +68,8 @@ class DeqNarConfig(PreTrainedConfig):
             `generate(input_sampling=True)` and the MPLE report.
         shortlist_size, shortlist_common: tokens a source token brings to its sentence's shortlist, and tokens that are
             on all of them; 0 if the model has none. Set by `hf-deqnar shortlist`, which learns the lists.
+        ngram_order, ngram_entries: tokens of the longest n-gram that the model knows of its target language, and how
+            many it knows of two tokens and more; 0 if it has none. Set by `hf-deqnar ngrams`, which learns them.
         objective: what the model was trained with, such as `ctc+glat`; set by the trainer, read by the report.
 
     >>> DeqNarConfig.preset("tiny", vocab_size=4000, length="ctc").d_model
@@ -140,6 +142,8 @@ class DeqNarConfig(PreTrainedConfig):
     input_predictor: bool = False
     shortlist_size: int = 0
     shortlist_common: int = 0
+    ngram_order: int = 0
+    ngram_entries: int = 0
     objective: str | None = None
 
     def __post_init__(self, **kwargs) -> None:
@@ -230,6 +234,12 @@ class DeqNarConfig(PreTrainedConfig):
             raise ValueError(
                 f"shortlist_size={self.shortlist_size} and shortlist_common={self.shortlist_common} must both be 0 (no "
                 f"shortlist) or between 1 and vocab_size={self.vocab_size}; hf-deqnar shortlist sets them."
+            )
+
+        if self.ngram_order < 0 or self.ngram_entries < 0 or (self.ngram_order > 0) != (self.ngram_entries > 0):
+            raise ValueError(
+                f"ngram_order={self.ngram_order} and ngram_entries={self.ngram_entries} must both be 0 (no n-grams) or "
+                "above; hf-deqnar ngrams sets them."
             )
 
     def _check_tokens(self) -> None:

@@ -20,6 +20,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 
 from .alignment import collapse, likeliest, pack, prefix_beam_search, starts_of_runs
+from .ngrams_deqnar import Fluency
 from .scoring_deqnar import check_scorer, load_reranker, teacher_forced, with_end
 from .shortlist_deqnar import Words, never_written
 
@@ -46,6 +47,12 @@ class Options:
     )
     sampling_seed: int = field(default=0, metadata={"help": "Another number, another draw of input_sampling."})
     ctc_beam_size: int = field(default=1, metadata={"help": "Prefixes kept by CTC beam search; 1 takes the best path."})
+    ngram_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the model's n-grams, log p of a text, in CTC beam search."}
+    )
+    token_bonus: float = field(
+        default=0.0, metadata={"help": "What every token adds to a text in CTC beam search with n-grams."}
+    )
     shortlist: bool | None = field(
         default=None,
         metadata={"help": "Look only at the tokens on the model's shortlist; if unset, wherever it has one."},
@@ -101,6 +108,10 @@ class DeqNarGenerationConfig(GenerationConfig):
         for name in ("input_sampling", "deduplicate", "return_dict_in_generate", "output_trajectory"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        for name in ("ngram_weight", "token_bonus"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a number of at least 0, not {value!r}.")
         if self.shortlist not in (None, True, False):
             raise ValueError(f"shortlist must be unset, True or False, not {self.shortlist!r}.")
         if not (self.reranker is None or isinstance(self.reranker, str) or hasattr(self.reranker, "config")):
@@ -396,6 +407,22 @@ class DeqNarGenerationMixin:
             raise ValueError("stop_on_stable_tokens has nothing to stop: refinement='stacked' evaluates once.")
         if settings.shortlist and self.model.shortlist is None:
             raise ValueError("shortlist=True, but this model has none; give it one with hf-deqnar shortlist.")
+        if settings.ngram_weight and self.model.ngrams is None:
+            raise ValueError(
+                f"ngram_weight={settings.ngram_weight}, but this model has no n-grams; give it some with hf-deqnar "
+                "ngrams."
+            )
+        if settings.ngram_weight and not self.model.ngrams.learned:
+            raise ValueError("This model's n-grams were never learned; give it some with hf-deqnar ngrams.")
+        if settings.ngram_weight and settings.ctc_beam_size == 1:
+            raise ValueError(
+                f"ngram_weight={settings.ngram_weight} is for a beam search; raise ctc_beam_size above 1, or set "
+                "ngram_weight=0."
+            )
+        if settings.token_bonus and not settings.ngram_weight:
+            raise ValueError(
+                f"token_bonus={settings.token_bonus} has no effect without ngram_weight; set both or none."
+            )
         if settings.input_sampling:
             self._check_input_sampling(settings)
 
@@ -536,10 +563,18 @@ class DeqNarGenerationMixin:
         padding, lengths = self.config.pad_token_id, candidates.mask.sum(dim=1)
         every = torch.arange(len(lengths), device=lengths.device)
         if settings.ctc_beam_size > 1:
+            fluency = self._fluency(settings)
             texts, counts, scores = prefix_beam_search(
-                candidates.log_probabilities, lengths, self.config.blank_token_id, settings.ctc_beam_size, padding
+                candidates.log_probabilities,
+                lengths,
+                self.config.blank_token_id,
+                settings.ctc_beam_size,
+                padding,
+                added=fluency,
             )
-            scores = (scores / counts.clamp_min(1)).flatten()
+            # What a beam with n-grams finds best is the score itself; without them long texts would be at a loss.
+            ranked = scores / counts.clamp_min(1) if fluency is None else scores + fluency.of_end(texts, counts)
+            scores = ranked.flatten()
             texts = texts.flatten(0, 1)[:, : settings.max_length]
             return texts, scores, None, every.repeat_interleave(settings.ctc_beam_size)
         # Without CTC a blank is the empty token that a model trained with AXE puts where it has nothing to say.
@@ -552,6 +587,12 @@ class DeqNarGenerationMixin:
         token_scores, _ = pack(candidates.scores, kept, 0.0)
         scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
         return texts[:, : settings.max_length], scores, token_scores[:, : settings.max_length], every
+
+    def _fluency(self, settings: DeqNarGenerationConfig) -> Fluency | None:
+        """What n-grams add in a beam search; None if they are not asked."""
+        if not settings.ngram_weight:
+            return None
+        return Fluency(self.model.ngrams, settings.ngram_weight, settings.token_bonus, self.config.eos_token_id)
 
     def _rerank(self, reranker: Any, input_ids: Tensor, source_mask: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
         """Mean log-likelihood per token of every text under the reranker, in one teacher-forced pass."""

@@ -23,6 +23,7 @@ from .conversion_deqnar import backbone_weights, config_from_teacher, weights_fr
 from .generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from .landscape import held_weights, rescale_weights, rescaling_of
 from .layers_deqnar import DecoderLayer, Encoder, Positions, Record, RecurrentStack, additive_mask
+from .ngrams_deqnar import Ngrams
 from .refinement_deqnar import RefinementMixin, Source
 from .shortlist_deqnar import UNKNOWN, Shortlist, Words
 from .transition_deqnar import TRANSITIONS, BoundTransition, Context, RecurrentTransition
@@ -215,6 +216,9 @@ class DeqNarPreTrainedModel(PreTrainedModel):
         elif isinstance(module, Shortlist):
             init.constant_(module.companions, UNKNOWN)
             init.constant_(module.common, UNKNOWN)
+        elif isinstance(module, Ngrams):
+            for table in module.buffers():
+                init.zeros_(table)
 
 
 class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
@@ -235,6 +239,7 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
         self.latent_head = LatentHead(config) if config.latent == "vae" else None
         self.input_head = InputHead(config) if config.input_predictor else None
         self.shortlist = Shortlist(config) if config.shortlist_size else None
+        self.ngrams = Ngrams(config) if config.ngram_order else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:

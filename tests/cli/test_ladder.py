@@ -271,3 +271,21 @@ def test_missing_files_and_rungs_are_named(house, capsys, tmp_path):
 def test_the_ladders_of_the_repository_are_sound(path, tmp_path):
     ladder = module.read_ladder(path, tmp_path, tmp_path)
     assert {rung.verb for rung in ladder.rungs.values()} <= set(module.VERBS)
+
+
+def test_ngrams_are_a_rung_of_their_own(house, in_process, tmp_path, capsys):
+    content = copy.deepcopy(LADDER)
+    settings = {"model": "{implicit}", "data": ["{distilled}", "{data}/train.jsonl"], "source": "en", "target": "de"}
+    (tmp_path / "train.jsonl").write_text((tmp_path / "train.jsonl").read_text() * 4, encoding="utf-8")
+    content["rungs"]["fluent"] = {"verb": "ngrams", "title": "with n-grams", "settings": settings}
+    arguments = house(content, "--only", "fluent")
+    assert main(["ladder", *arguments]) == 0, capsys.readouterr().err
+    assert ("fluent", "ngrams") in in_process
+    figures = json.loads((tmp_path / "out" / "fluent.json").read_text())
+    before = json.loads((tmp_path / "out" / "implicit.json").read_text())
+    assert figures["parameters"] == before["parameters"], "what is counted is not a parameter"
+    assert figures["decodings"][""]["sentences"] == len(SENTENCES)
+    capsys.readouterr()
+    assert main(["ladder", *arguments, "--table"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "with n-grams" in line)
+    assert [cell.strip() for cell in row.split("|")][-3:] == ["", "", ""]

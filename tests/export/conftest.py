@@ -8,6 +8,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is part of the onnx extra
 import torch
 
 from hf_deqnar import DeqNarOnnxModel
+from hf_deqnar.corpus.ngrams import add_ngrams
 from hf_deqnar.corpus.shortlist import add_shortlist
 from hf_deqnar.export.graphs import export_model
 
@@ -46,6 +47,9 @@ def exported(tokenizer, batch, tmp_path_factory):
             if shortlist:
                 texts = [tokenizer(list(side))["input_ids"] for side in zip(*SENTENCES, strict=True)]
                 add_shortlist(model, *texts, size=8, common=60)
+            if model.config.length == "ctc":
+                add_ngrams(model, batch["input_ids"].tolist() * 2, order=3, least=1, weight=0.5, bonus=0.5)
+                model.generation_config.update(ctc_beam_size=1, ngram_weight=0.0, token_bonus=0.0)
             made[kind] = (model, export_model(model, tokenizer, tmp_path_factory.mktemp(kind)))
         return made[kind]
 

@@ -18,6 +18,7 @@ ITS_OWN = [
     {"solver": "picard", "max_nfe": 4},
     {"max_nfe": 2, "ctc_beam_size": 3},
     {"max_nfe": 1, "ctc_beam_size": WIDEST_BEAM},
+    {"max_nfe": 2, "ctc_beam_size": 3, "ngram_weight": 0.5, "token_bonus": 0.5},
 ]
 NOT_ITS_OWN = [
     {"refinement_passes": 2},

@@ -25,7 +25,7 @@ A ladder is a YAML file:
       train: {max_tokens: 2048, seed: 1, …}
     rungs:
       teacher:
-        verb: teacher                      # teacher, distill, train or energy: the settings are its flags
+        verb: teacher                      # or distill, train, energy, ngrams: the settings are its flags
         settings: {train_data: "{data}/train.jsonl.gz", …}
         decode: {greedy: {num_beams: 1}, beam 5: {num_beams: 5}}      # options of generate by a name
       distilled:
@@ -68,7 +68,7 @@ from .evaluate import parse_system
 from .loading import train_extra
 from .report import load_figure
 
-VERBS = ("teacher", "distill", "train", "energy")
+VERBS = ("teacher", "distill", "train", "energy", "ngrams")
 KEYS = ("test", "source", "target", "about", "defaults", "rungs")
 ABOUT = ("title", "dataset", "licence", "attribution", "limits")
 RUNG_KEYS = ("verb", "like", "settings", "decode", "seeds", "curve", "title")
@@ -139,7 +139,8 @@ class Ladder:
         result = self.result(name)
         if self.rungs[name].verb == "distill":
             return result.is_file()
-        return (result / "trainer_state.json").is_file()  # which is written when the model is
+        # Written when the model is; a folder with n-grams has its name only when it is complete.
+        return (result / ("config.json" if self.rungs[name].verb == "ngrams" else "trainer_state.json")).is_file()
 
     def done(self, name: str) -> bool:
         """Whether it is trained and every decoding is evaluated as it is written now."""
@@ -319,16 +320,18 @@ def check_settings(ladder: Ladder, rung: Rung, path: Path) -> None:
     from ..training.teacher import TeacherArguments
     from ..training.trainer import objective_of
     from .distill import DistillationArguments
+    from .ngrams import NgramArguments
 
     kinds = {
         "teacher": (TeacherArguments, known.DataArguments, known.TranslationTrainingArguments),
         "distill": (DistillationArguments, TeacherOptions),
         "train": (known.ModelArguments, known.DataArguments, known.DeqNarTrainingArguments),
         "energy": (EnergyArguments, known.CorpusArguments, EnergyTrainingArguments),
+        "ngrams": (NgramArguments,),
     }[rung.verb]
     try:
         parsed = known.parse_settings(kinds, ladder.filled(rung))
-        if rung.verb in ("train", "energy"):
+        if rung.verb in ("train", "energy", "ngrams"):
             for decoding in rung.decodings().values():
                 DeqNarGenerationConfig(**parse_system(as_system("model", decoding))[1])
         if rung.verb == "train":
@@ -411,7 +414,7 @@ def run_rung(ladder: Ladder, rung: Rung) -> None:
     if known is None:
         recipe = ladder.file(rung.name, "yaml")
         write_whole(recipe, [recipe_text(ladder, rung)])
-        command(ladder, rung, [rung.verb, str(recipe)], ladder.processes)
+        command(ladder, rung, [rung.verb, str(recipe)], 1 if rung.verb == "ngrams" else ladder.processes)
         known = {"name": rung.name, "verb": rung.verb, "recipe": fingerprint(ladder, rung)}
         known |= {"settings": ladder.filled(rung), **training_figures(ladder, rung), "decodings": {}}
         known |= {"machine": machine(int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count() or 1)}
@@ -465,9 +468,12 @@ def training_figures(ladder: Ladder, rung: Rung) -> dict[str, Any]:
     from safetensors import safe_open
 
     folder = ladder.result(rung.name)
-    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    state = {"global_step": 0, "log_history": []}  # of what is counted, not trained
+    if rung.verb != "ngrams":
+        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     with safe_open(folder / "model.safetensors", "pt") as weights:
-        sizes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118, it is not a dict
+        trained = [key for key in weights.keys() if not re.search(r"\b(ngrams|shortlist)\.", key)]  # noqa: SIM118, no dict
+        sizes = [weights.get_slice(key).get_shape() for key in trained]
     return {
         "updates": state["global_step"],
         "cpu_seconds": sum(entry.get("cpu_seconds", 0.0) for entry in state["log_history"]),
@@ -569,7 +575,8 @@ def cost(found: list[dict[str, Any]]) -> list[str]:
     """Size, updates and processor time of training."""
     mean = {key: fmean(one[key] for one in found) for key in ("parameters", "updates", "cpu_seconds")}
     minutes = f"{mean['cpu_seconds'] / 60:.0f}" if mean["cpu_seconds"] else ""  # nobody counts them on a GPU
-    return [f"{mean['parameters'] / 1e6:.2f} M", f"{mean['updates']:,.0f}", minutes]
+    updates = f"{mean['updates']:,.0f}" if mean["updates"] else ""  # n-grams are counted
+    return [f"{mean['parameters'] / 1e6:.2f} M", updates, minutes]
 
 
 def plot(ladder: Ladder, names: list[str], path: Path) -> None:

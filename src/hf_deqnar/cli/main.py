@@ -6,7 +6,21 @@ import sys
 
 from huggingface_hub.errors import StrictDataclassError
 
-from . import bench, distill, energy, evaluate, export, ladder, release, report, shortlist, teacher, train, translate
+from . import (
+    bench,
+    distill,
+    energy,
+    evaluate,
+    export,
+    ladder,
+    ngrams,
+    release,
+    report,
+    shortlist,
+    teacher,
+    train,
+    translate,
+)
 
 VERBS = {
     "translate": translate,
@@ -21,6 +35,7 @@ VERBS = {
     "bench": bench,
     "export": export,
     "shortlist": shortlist,
+    "ngrams": ngrams,
 }
 
 

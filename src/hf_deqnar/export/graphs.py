@@ -34,7 +34,7 @@ from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from ..pipeline_deqnar import longest_source
 from ..shortlist_deqnar import Words
 from ..transition_deqnar import Context
-from .manifest import PRECISIONS, SHORTLIST, is_export, write_manifest
+from .manifest import NGRAMS, PRECISIONS, SHORTLIST, is_export, write_manifest
 from .sentence import CANDIDATES, PARTS, READ, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
 
 OPSET = 18
@@ -391,6 +391,8 @@ def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: 
     tokenizer.save_pretrained(folder)
     if model.model.shortlist is not None:
         save_file(model.model.shortlist.state_dict(), folder / SHORTLIST)
+    if model.model.ngrams is not None:
+        save_file(model.model.ngrams.state_dict(), folder / NGRAMS)
     limits = {"source": longest_source(model.config), "canvas": model.config.max_position_embeddings}
     write_manifest(folder, precision, OPSET, limits)
     target = output / precision

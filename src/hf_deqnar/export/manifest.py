@@ -8,9 +8,10 @@ from typing import Any
 from .. import __version__
 
 MANIFEST = "deqnar_onnx.json"
-FORMAT = 2  # raised when the graphs or their names change, so that a runtime never guesses
+FORMAT = 3  # raised when the graphs or their names change, so that a runtime never guesses
 PRECISIONS = ("fp32", "int8")
 SHORTLIST = "shortlist.safetensors"
+NGRAMS = "ngrams.safetensors"
 
 
 def digest(path: Path) -> str:

@@ -18,10 +18,11 @@ from ..alignment import prefix_beam_of_sentence
 from ..configuration_deqnar import DeqNarConfig
 from ..fixed_point import FixedPoint
 from ..generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
+from ..ngrams_deqnar import Ngrams
 from ..refinement_deqnar import RefinementMixin, Source
 from ..shortlist_deqnar import Shortlist, Words
 from ..transition_deqnar import BoundTransition, Context
-from .manifest import SHORTLIST, read_manifest
+from .manifest import NGRAMS, SHORTLIST, read_manifest
 from .sentence import CANDIDATES, NO_RESIDUAL, WIDEST_BEAM
 
 OLDEST = (1, 20)
@@ -135,9 +136,10 @@ class OnnxCore(nn.Module, RefinementMixin):
         limits: dict[str, int],
         alone: bool,
         shortlist: Shortlist | None,
+        ngrams: Ngrams | None,
     ) -> None:
         super().__init__()
-        self.shortlist = shortlist
+        self.shortlist, self.ngrams = shortlist, ngrams
         self.config, self.limits, self.alone = config, limits, alone
         self.source, self.canvas = sessions["source"], sessions["canvas"]
         self.transition = OnnxTransition(sessions["transition"], sessions.get("feedback"))
@@ -282,11 +284,12 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         sessions: dict[str, Session],
         manifest: dict[str, Any],
         shortlist: Shortlist | None,
+        ngrams: Ngrams | None,
     ) -> None:
         super().__init__()
         self.config, self.generation_config = config, generation_config
         self.precision = manifest["precision"]
-        self.model = OnnxCore(config, sessions, manifest["limits"], self.precision == "int8", shortlist)
+        self.model = OnnxCore(config, sessions, manifest["limits"], self.precision == "int8", shortlist, ngrams)
         self.head, self.sentence = sessions["head"], sessions.get("sentence")
         self.train(False)
 
@@ -308,11 +311,14 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             for name in manifest["files"]
             if name.endswith(".onnx")
         }
-        config, shortlist = DeqNarConfig.from_pretrained(folder), None
+        config, shortlist, ngrams = DeqNarConfig.from_pretrained(folder), None, None
         if config.shortlist_size:
             shortlist = Shortlist(config)
             shortlist.load_state_dict(load_file(folder / SHORTLIST))
-        return cls(config, DeqNarGenerationConfig.from_pretrained(folder), sessions, manifest, shortlist)
+        if config.ngram_order:
+            ngrams = Ngrams(config)
+            ngrams.load_state_dict(load_file(folder / NGRAMS))
+        return cls(config, DeqNarGenerationConfig.from_pretrained(folder), sessions, manifest, shortlist, ngrams)
 
     def can_generate(self) -> bool:
         return True
@@ -394,17 +400,28 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
     def _search(
         self, log_probabilities: Tensor, candidates: Tensor, words: Words | None, settings: DeqNarGenerationConfig
     ) -> list[int] | None:
-        """The text of a beam with the best mean log-probability; None if one of them would have to be cut."""
-        blank = self.config.blank_token_id
+        """The text of a beam with the best mean log-probability, or the best score of a beam with n-grams; None if one
+        of them would have to be cut.
+        """
+        blank, fluency = self.config.blank_token_id, self._fluency(settings)
+        names = None if words is None else words.tokens.tolist()
+        added, of_end = (None, None) if fluency is None else fluency.one_by_one(names)
         texts = prefix_beam_of_sentence(
             log_probabilities[0].numpy(),
             candidates[0].numpy(),
             blank if words is None else words.places([blank])[0],
             settings.ctc_beam_size,
+            added,
+            settings.token_bonus,
         )
         if max(len(text) for text, _ in texts) > settings.max_length:
             return None
-        best, _ = max(texts, key=lambda entry: entry[1] / max(1, len(entry[0])))
+
+        def rank(entry: tuple[tuple[int, ...], float]) -> float:
+            text, score = entry
+            return score / max(1, len(text)) if of_end is None else score + of_end(text)
+
+        best, _ = max(texts, key=rank)
         return list(best) if words is None else words.tokens[list(best)].tolist()
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:

@@ -1,0 +1,151 @@
+"""n-grams: how likely a token is after those that stand before it.
+
+A parallel decoder chooses every token without knowing what its neighbours became, and so may mix two ways to say a
+thing. A table of what follows what in the target language knows nothing of the source, but tells such a mixture from a
+sentence, and is looked up in microseconds. A CTC beam search asks it about every token that it adds to a prefix.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from .configuration_deqnar import DeqNarConfig
+
+NOBODY = -1  # stands before the start of a text
+MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # of a rolling hash modulo 2⁶⁴; overflow wraps
+WHOLE = 1 << 64
+
+
+def extended(hashes: Tensor | numpy.ndarray, tokens: Tensor | numpy.ndarray) -> Tensor | numpy.ndarray:
+    """Hashes of tokens in a row, each with one more token; 0 is the hash of none."""
+    return hashes * MULTIPLIER + (tokens + 1) * INCREMENT
+
+
+class Ngrams(nn.Module):
+    """log p(token | the tokens before it). Its tables are learned by `corpus.ngrams` and saved with the model.
+
+    The longest n-gram that is listed tells; where one is not, what is left for such tokens after this context goes on
+    to the shorter ones:
+
+        p(w | h) = p*(h w) if h w is listed, else b(h)·p(w | h without its first token)
+    """
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__()
+        self.order = config.ngram_order
+        entries, vocabulary = config.ngram_entries, config.vocab_size
+        self.register_buffer("keys", torch.zeros(entries, dtype=torch.long))  # hashes of two tokens and more, ascending
+        self.register_buffer("chances", torch.zeros(entries))  # log p*
+        self.register_buffer("backoffs", torch.zeros(entries))  # log b
+        self.register_buffer("first_chances", torch.zeros(vocabulary))  # the same of single tokens
+        self.register_buffer("first_backoffs", torch.zeros(vocabulary))
+
+    @property
+    def learned(self) -> bool:
+        """No token is certain, as all are before something is learned."""
+        return float(self.first_chances[0]) < 0
+
+    def forward(self, contexts: Tensor, tokens: Tensor) -> Tensor:
+        """log p of every token.
+
+        Args:
+            contexts: … × (order − 1) tokens before it, `NOBODY` where a text has not begun.
+            tokens: …, or what that can be broadcast with.
+        """
+        found = self.first_chances[tokens].float()
+        for size in range(1, self.order):
+            context = contexts[..., contexts.shape[-1] - size :]
+            hashes = torch.zeros_like(context[..., 0])
+            for place in range(size):
+                hashes = extended(hashes, context[..., place])
+            if size == 1:
+                left = self.first_backoffs[context[..., 0].clamp_min(0)].float()
+            else:
+                left = self._look_up(self.backoffs, hashes, torch.zeros_like(found[..., :1]))
+            shorter = found + left
+            longer = self._look_up(self.chances, extended(hashes, tokens), shorter)
+            found = torch.where(context[..., 0] == NOBODY, found, longer)
+        return found
+
+    def _look_up(self, values: Tensor, hashes: Tensor, otherwise: Tensor) -> Tensor:
+        place = torch.searchsorted(self.keys, hashes).clamp_max(len(self.keys) - 1)
+        return torch.where(self.keys[place] == hashes, values[place].float(), otherwise)
+
+    def one_by_one(self) -> Callable[[tuple[int, ...], int], float]:
+        """The same for one token at a time, in Python's numbers: context, token → log p."""
+        keys, chances, backoffs = (part.numpy() for part in (self.keys, self.chances, self.backoffs))
+        first_chances, first_backoffs = self.first_chances.tolist(), self.first_backoffs.tolist()
+        last = len(keys) - 1
+
+        def look_up(values: numpy.ndarray, number: int, otherwise: float) -> float:
+            number %= WHOLE
+            number -= WHOLE if number >= WHOLE // 2 else 0
+            place = min(int(keys.searchsorted(number)), last)
+            return float(values[place]) if keys[place] == number else otherwise
+
+        def log_chance(context: tuple[int, ...], token: int) -> float:
+            found = first_chances[token]
+            for size in range(1, min(len(context), self.order - 1) + 1):
+                number = 0
+                for each in context[len(context) - size :]:
+                    number = number * MULTIPLIER + (each + 1) * INCREMENT
+                left = first_backoffs[context[-1]] if size == 1 else look_up(backoffs, number, 0.0)
+                found = look_up(chances, number * MULTIPLIER + (token + 1) * INCREMENT, found + left)
+            return found
+
+        return log_chance
+
+
+@dataclass
+class Fluency:
+    """What a beam search adds for a token, w·log p(token | …) + bonus, and for the end of a text, w·log p(end | …)."""
+
+    ngrams: Ngrams
+    weight: float
+    bonus: float
+    end: int  # stands before every text, too
+
+    def __call__(self, texts: Tensor, counts: Tensor, tokens: Tensor) -> Tensor:
+        """For prefixes (rows × beam × longest, and their lengths) and tokens (rows × 1 × candidates)."""
+        contexts = self._contexts(texts, counts)[:, :, None]
+        return self.weight * self.ngrams(contexts, tokens) + self.bonus
+
+    def of_end(self, texts: Tensor, counts: Tensor) -> Tensor:
+        """rows × beam."""
+        return self.weight * self.ngrams(self._contexts(texts, counts), torch.full_like(counts, self.end))
+
+    def _contexts(self, texts: Tensor, counts: Tensor) -> Tensor:
+        """The last tokens of every text: rows × beam × (order − 1)."""
+        steps = torch.arange(1 - self.ngrams.order, 0, device=texts.device)
+        places = counts[:, :, None] + steps
+        tokens = texts.gather(2, places.clamp(0, texts.shape[2] - 1))
+        tokens = torch.where(places == -1, self.end, tokens)
+        return tokens.masked_fill(places < -1, NOBODY)
+
+    def one_by_one(self, names: list[int] | None = None) -> tuple[Callable, Callable]:
+        """For one sentence in Python's numbers: (prefix, token) → what is added, and prefix → what its end adds.
+
+        Args:
+            names: the tokens that the search calls 0, 1, …; it calls them by their ids if not given.
+        """
+        log_chance, before = self.ngrams.one_by_one(), self.ngrams.order - 1
+        known: dict[tuple[tuple[int, ...], int], float] = {}
+
+        def context_of(prefix: tuple[int, ...]) -> tuple[int, ...]:
+            last = prefix[-before:] if names is None else tuple(names[place] for place in prefix[-before:])
+            return last if len(last) == before else (self.end, *last)
+
+        def of_token(prefix: tuple[int, ...], token: int) -> float:
+            key = prefix[-before:], token
+            if len(prefix) < before or key not in known:
+                chance = log_chance(context_of(prefix), token if names is None else names[token])
+                known[key] = self.weight * chance + self.bonus
+            return known[key]
+
+        def of_end(prefix: tuple[int, ...]) -> float:
+            return self.weight * log_chance(context_of(prefix), self.end)
+
+        return of_token, of_end
