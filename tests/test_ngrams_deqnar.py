@@ -51,20 +51,27 @@ def test_a_wide_beam_finds_the_text_that_enumeration_finds(order):
         assert scores[row, best].item() == pytest.approx(expected[found], abs=1e-4)
 
 
+@pytest.mark.parametrize("least_chance", [0.0, 0.02])
 @pytest.mark.parametrize("beam_size", [2, 5])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size):
+def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size, least_chance):
     language, vocabulary = fluency(), 40
     log_probabilities = unsure(seed, 4, 9, vocabulary)
     texts, counts, scores = prefix_beam_search(
-        log_probabilities, torch.full((4,), 9), BLANK, beam_size, padding=1, added=language
+        log_probabilities,
+        torch.full((4,), 9),
+        BLANK,
+        beam_size,
+        padding=1,
+        added=language,
+        least_chance=least_chance,
     )
     ends = language.of_end(texts, counts)
     candidates = log_probabilities.topk(2 * beam_size + 1, dim=-1).indices
     for row in range(4):
-        added, of_end = language.one_by_one()
+        added, of_end = language.one_by_one(language.ngrams.one_by_one())
         alone = (log_probabilities[row].numpy(), candidates[row].numpy(), BLANK, beam_size)
-        found = prefix_beam_of_sentence(*alone, added, language.bonus)
+        found = prefix_beam_of_sentence(*alone, added, language.bonus, least_chance)
         expected = [tuple(texts[row, place, : counts[row, place]].tolist()) for place in range(beam_size)]
         assert [text for text, _ in found] == expected
         assert [score for _, score in found] == pytest.approx(scores[row].tolist(), abs=1e-4)

@@ -112,6 +112,7 @@ def prefix_beam_search(
     padding: int,
     tokens_per_step: int = 20,
     added: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    least_chance: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest texts, each summed over all paths that collapse to it (Graves 2008), for a whole batch at once.
 
@@ -128,6 +129,7 @@ def prefix_beam_search(
         added: prefixes (rows × beam × canvas), their lengths, tokens (rows × 1 × candidates) → what is added to log p
             of a prefix when a token extends it, by a language model say. Then tokens that are 2·beam_size or fewer at
             each position extend a prefix, as in `prefix_beam_of_sentence`.
+        least_chance: no token of less probability extends a prefix.
 
     Returns:
         texts (rows × beam × longest), their lengths, and log p of each; the best first. A beam that cannot be filled
@@ -140,6 +142,9 @@ def prefix_beam_search(
     without_blank[:, :, blank] = minus
     tokens_per_step = tokens_per_step if added is None else 2 * beam_size
     step_scores, step_tokens = without_blank.topk(min(tokens_per_step, vocabulary - 1), dim=-1)
+
+    if least_chance > 0:
+        step_scores = step_scores.masked_fill(step_scores < math.log(least_chance), minus)
 
     texts = torch.full((rows, beam_size, canvas), padding, device=device)
     counts = torch.zeros(rows, beam_size, dtype=torch.long, device=device)
@@ -206,6 +211,7 @@ def prefix_beam_of_sentence(
     beam_size: int,
     added: Callable[[tuple[int, ...], int], float] | None = None,
     most_added: float = 0.0,
+    least_chance: float = 0.0,
 ) -> list[tuple[tuple[int, ...], float]]:
     """The same search for one sentence, in Python's numbers: a batch of one is mostly the calls of small operations.
 
@@ -218,6 +224,7 @@ def prefix_beam_of_sentence(
         candidates: canvas × (2·beam_size + 1) or more; the likeliest tokens of every position, the best first, and the
             blank perhaps among them.
         added: prefix, token → what is added to log p of the prefix when the token extends it, at most `most_added`.
+        least_chance: no token of less probability extends a prefix.
 
     Returns:
         texts and log p of each, the best first.
@@ -235,7 +242,8 @@ def prefix_beam_of_sentence(
         log_probabilities, likeliest_tokens, chances, blanks, strict=True
     ):
         both = zip(tokens, token_chances, strict=True)
-        known = dict([(token, chance) for token, chance in both if token != blank][: 2 * beam_size])
+        likely = [(token, chance) for token, chance in both if token != blank and chance >= least_chance]
+        known = dict(likely[: 2 * beam_size])
         stays = {}
         for prefix, (ends_blank, ends_token) in beam.items():
             again = 0.0

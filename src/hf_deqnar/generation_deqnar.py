@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 
 from .alignment import collapse, likeliest, pack, prefix_beam_search, starts_of_runs
-from .ngrams_deqnar import Fluency
+from .ngrams_deqnar import LEAST_CHANCE, Fluency
 from .scoring_deqnar import check_scorer, load_reranker, teacher_forced, with_end
 from .shortlist_deqnar import Words, never_written
 
@@ -571,6 +571,7 @@ class DeqNarGenerationMixin:
                 settings.ctc_beam_size,
                 padding,
                 added=fluency,
+                least_chance=0.0 if fluency is None else LEAST_CHANCE,
             )
             # What a beam with n-grams finds best is the score itself; without them long texts would be at a loss.
             ranked = scores / counts.clamp_min(1) if fluency is None else scores + fluency.of_end(texts, counts)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .configuration_deqnar import DeqNarConfig
 
+LEAST_CHANCE = 1e-3  # of a token that a search with n-grams looks up: they seldom speak for less likely ones
 NOBODY = -1  # stands before the start of a text
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # of a rolling hash modulo 2⁶⁴; overflow wraps
 WHOLE = 1 << 64
@@ -125,13 +126,16 @@ class Fluency:
         tokens = torch.where(places == -1, self.end, tokens)
         return tokens.masked_fill(places < -1, NOBODY)
 
-    def one_by_one(self, names: list[int] | None = None) -> tuple[Callable, Callable]:
+    def one_by_one(
+        self, log_chance: Callable[[tuple[int, ...], int], float], names: list[int] | None = None
+    ) -> tuple[Callable, Callable]:
         """For one sentence in Python's numbers: (prefix, token) → what is added, and prefix → what its end adds.
 
         Args:
+            log_chance: what `Ngrams.one_by_one` gives, which takes longer to make than a sentence to translate.
             names: the tokens that the search calls 0, 1, …; it calls them by their ids if not given.
         """
-        log_chance, before = self.ngrams.one_by_one(), self.ngrams.order - 1
+        before = self.ngrams.order - 1
         known: dict[tuple[tuple[int, ...], int], float] = {}
 
         def context_of(prefix: tuple[int, ...]) -> tuple[int, ...]:

@@ -285,6 +285,9 @@ def test_ngrams_are_a_rung_of_their_own(house, in_process, tmp_path, capsys):
     before = json.loads((tmp_path / "out" / "implicit.json").read_text())
     assert figures["parameters"] == before["parameters"], "what is counted is not a parameter"
     assert figures["decodings"][""]["sentences"] == len(SENTENCES)
+    (tmp_path / "out" / "fluent.json").unlink()  # cut off between the model and its figures
+    assert main(["ladder", *arguments]) == 0, capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "fluent.json").read_text())["recipe"] == figures["recipe"]
     capsys.readouterr()
     assert main(["ladder", *arguments, "--table"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "with n-grams" in line)

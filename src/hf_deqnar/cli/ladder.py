@@ -47,6 +47,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -414,6 +415,8 @@ def run_rung(ladder: Ladder, rung: Rung) -> None:
     if known is None:
         recipe = ladder.file(rung.name, "yaml")
         write_whole(recipe, [recipe_text(ladder, rung)])
+        if rung.verb == "ngrams":  # which takes seconds, and does not go on where it was cut off
+            shutil.rmtree(ladder.result(rung.name), ignore_errors=True)
         command(ladder, rung, [rung.verb, str(recipe)], 1 if rung.verb == "ngrams" else ladder.processes)
         known = {"name": rung.name, "verb": rung.verb, "recipe": fingerprint(ladder, rung)}
         known |= {"settings": ladder.filled(rung), **training_figures(ladder, rung), "decodings": {}}

@@ -18,7 +18,7 @@ from ..alignment import prefix_beam_of_sentence
 from ..configuration_deqnar import DeqNarConfig
 from ..fixed_point import FixedPoint
 from ..generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
-from ..ngrams_deqnar import Ngrams
+from ..ngrams_deqnar import LEAST_CHANCE, Ngrams
 from ..refinement_deqnar import RefinementMixin, Source
 from ..shortlist_deqnar import Shortlist, Words
 from ..transition_deqnar import BoundTransition, Context
@@ -397,6 +397,11 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         kept[1:] &= path[1:] != path[:-1]
         return path[kept][: settings.max_length].tolist()
 
+    @cached_property
+    def log_chance(self) -> Callable[[tuple[int, ...], int], float]:
+        """The n-grams for one token at a time."""
+        return self.model.ngrams.one_by_one()
+
     def _search(
         self, log_probabilities: Tensor, candidates: Tensor, words: Words | None, settings: DeqNarGenerationConfig
     ) -> list[int] | None:
@@ -405,7 +410,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         """
         blank, fluency = self.config.blank_token_id, self._fluency(settings)
         names = None if words is None else words.tokens.tolist()
-        added, of_end = (None, None) if fluency is None else fluency.one_by_one(names)
+        added, of_end = (None, None) if fluency is None else fluency.one_by_one(self.log_chance, names)
         texts = prefix_beam_of_sentence(
             log_probabilities[0].numpy(),
             candidates[0].numpy(),
@@ -413,6 +418,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             settings.ctc_beam_size,
             added,
             settings.token_bonus,
+            0.0 if fluency is None else LEAST_CHANCE,
         )
         if max(len(text) for text, _ in texts) > settings.max_length:
             return None
