@@ -95,7 +95,7 @@ def source() -> dict[str, torch.Tensor]:
 def test_ngrams_change_what_is_said_and_travel_with_the_model(tmp_path):
     model, batch = with_ngrams(), source()
     fluent = model.generate(**batch)
-    plain = model.generate(**batch, ngram_weight=0.0, token_bonus=0.0)
+    plain = model.generate(**batch, ngram_weight=0.0)
     assert fluent.shape != plain.shape or not torch.equal(fluent, plain)
     model.save_pretrained(tmp_path)
     loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
@@ -113,14 +113,21 @@ def test_a_sentence_is_translated_the_same_in_any_company():
         assert together.sequences_scores[row].item() == pytest.approx(alone.sequences_scores[0].item(), abs=1e-4)
 
 
+def test_who_asks_for_the_best_path_gets_it():
+    model, plain, batch = with_ngrams(), small_model(torch.float32, length="ctc"), source()
+    assert torch.equal(model.generate(**batch, ctc_beam_size=1), plain.generate(**batch))
+    assert torch.equal(model.generate(**batch, ngram_weight=0), plain.generate(**batch, ctc_beam_size=5))
+    assert model.generation_config.ngram_weight == 0.5
+
+
 def test_options_that_cannot_be_used_are_refused():
     model, plain, batch = with_ngrams(), small_model(torch.float32, length="ctc"), source()
     with pytest.raises(ValueError, match="this model has no n-grams"):
         plain.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
     with pytest.raises(ValueError, match="raise ctc_beam_size above 1"):
-        model.generate(**batch, ctc_beam_size=1)
+        model.generate(**batch, ctc_beam_size=1, ngram_weight=0.5)
     with pytest.raises(ValueError, match="token_bonus=0.5 has no effect without ngram_weight"):
-        model.generate(**batch, ngram_weight=0.0)
+        model.generate(**batch, ngram_weight=0.0, token_bonus=0.5)
     with pytest.raises(ValueError, match="ngram_weight must be a number of at least 0"):
         model.generate(**batch, ngram_weight=-1.0)
     untold = DeqNarForConditionalGeneration(model.config)

@@ -337,6 +337,7 @@ class DeqNarGenerationMixin:
         """
         settings = as_ours(self.generation_config if generation_config is None else generation_config)
         refuse_unknown(settings.update(**options))
+        take_back_ngrams(settings, options)
         self._check_options(settings)
         source_mask = self.model.check_source(input_ids, attention_mask, None)
         if streamer is not None and len(input_ids) > 1:
@@ -633,6 +634,14 @@ class DeqNarGenerationMixin:
             # Without the file the defaults of __init__ stand; one that cannot be read is an error.
             if cached_file(path, file, _raise_exceptions_for_missing_entries=False, **where) is not None:
                 self.generation_config = DeqNarGenerationConfig.from_pretrained(path, **where)
+
+
+def take_back_ngrams(settings: DeqNarGenerationConfig, asked: dict[str, Any]) -> None:
+    """Who asks for the best path, or for no n-grams, need not take back the model's other options of them, too."""
+    if asked.get("ctc_beam_size") == 1 and "ngram_weight" not in asked:
+        settings.ngram_weight = 0.0
+    if {"ctc_beam_size", "ngram_weight"} & asked.keys() and not settings.ngram_weight and "token_bonus" not in asked:
+        settings.token_bonus = 0.0
 
 
 def leave_inference_mode(found: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def test_a_model_with_ngrams_translates_as_any_other(saved, columns, tmp_path, c
     model = DeqNarForConditionalGeneration.from_pretrained(fluent)
     assert model.config.ngram_order == 3
     assert (model.generation_config.ngram_weight, model.generation_config.ctc_beam_size) == (0.3, 5)
-    systems = [fluent, f"{fluent},ngram_weight=0,token_bonus=0"]
+    systems = [fluent, f"{fluent},ngram_weight=0"]
     assert main(["evaluate", *systems, *columns, "--samples", "20", "--limit", "6"]) == 0
     assert systems[1] in capsys.readouterr().out
 
