@@ -32,6 +32,15 @@ def test_every_way_is_scored_and_timed_beside_the_models_own(few, tmp_path, caps
     assert all(f"| {way} " in printed for way in ways)
 
 
+def test_an_export_is_measured_as_well(few, exported, tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    few[few.index("--model") + 1] = str(exported / "fp32")
+    assert main([*few, "--ways", "max_nfe=2,ctc_beam_size=3", "--json", str(file)]) == 0, capsys.readouterr().err
+    results = json.loads(file.read_text())["results"]
+    assert results["max_nfe=2,ctc_beam_size=3"]["nfe"] == 2
+    assert results[OWN]["bleu"] == pytest.approx(100)
+
+
 def test_the_solvers_settings_are_put_back(tokenizer):
     model = our_model(tokenizer)
     before = model.config.memory

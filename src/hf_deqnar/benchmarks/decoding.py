@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from ..corpus.evaluation import metrics
 from ..corpus.reading import read_parallel, spread
+from ..export.runtime import DeqNarOnnxModel
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..pipeline_deqnar import clean_text, longest_source
 from . import contenders
@@ -46,14 +46,14 @@ WARM_UP = 3  # sentences before the clock starts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="an equilibrium model: a directory or hub id")
+    parser.add_argument("--model", required=True, help="an equilibrium model: a directory, hub id or export")
     parser.add_argument("--data", required=True, help="JSONL, TSV or CSV (.gz), or the beginning of two aligned files")
     parser.add_argument("--source", required=True, help="column (or file ending) of the source language")
     parser.add_argument("--target", required=True, help="column (or file ending) of the references")
     parser.add_argument("--ways", nargs="+", default=WAYS, metavar="OPTION=VALUE[,…]", help="beside its own")
     parser.add_argument("--sentences", type=int, default=100, help="how many are timed, spread over the data")
     parser.add_argument("--repeats", type=int, default=3, help="timed turns of every way with each sentence")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--threads", type=int, default=1, help="of a computation")
 
 
 def measure(options: argparse.Namespace) -> dict:
@@ -63,11 +63,11 @@ def measure(options: argparse.Namespace) -> dict:
         raise ValueError(
             f"{options.data} has {len(pairs)} sentences, which is less than --sentences {options.sentences}."
         )
-    torch.set_num_threads(options.threads)
-    model, tokenizer = options.load(options.model, "cpu", runtime="torch")
+    model, tokenizer = options.load(options.model, "cpu", threads=options.threads)
     if model.config.model_type != "deqnar" or model.config.refinement == "stacked":
         raise ValueError(f"--model {options.model} solves nothing; name a model that seeks an equilibrium.")
-    model = model.float()
+    if not isinstance(model, DeqNarOnnxModel):
+        model = model.float()
     sources, _ = contenders.as_tokens([pair.source for pair in pairs], tokenizer, longest_source(model.config))
     results: dict[str, dict[str, Any]] = {}
     for name, settings in tqdm(ways.items(), desc="scoring", disable=None):
@@ -100,7 +100,7 @@ def check(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {OWN: {}} | {way: read_options(way) for way in options.ways}
 
 
-def own_settings(model: DeqNarForConditionalGeneration) -> dict[str, Any]:
+def own_settings(model: DeqNarForConditionalGeneration | DeqNarOnnxModel) -> dict[str, Any]:
     """How the model decodes if nothing is asked for."""
     names = ("solver", "max_nfe", "tol", "memory", "damping")
     chosen = {name: getattr(model.generation_config, name, None) for name in names}
@@ -108,7 +108,9 @@ def own_settings(model: DeqNarForConditionalGeneration) -> dict[str, Any]:
 
 
 def in_its_way(
-    model: DeqNarForConditionalGeneration, settings: dict[str, Any], make: Callable[[Any, dict[str, Any]], Callable]
+    model: DeqNarForConditionalGeneration | DeqNarOnnxModel,
+    settings: dict[str, Any],
+    make: Callable[[Any, dict[str, Any]], Callable],
 ) -> Callable:
     """What `make` gives for these options of `generate`, with those of the solver set while it runs."""
     run = make(model, {name: value for name, value in settings.items() if name not in OF_THE_MODEL})
@@ -122,7 +124,7 @@ def in_its_way(
 
 
 @contextmanager
-def configured(model: DeqNarForConditionalGeneration, settings: dict[str, Any]) -> Iterator[None]:
+def configured(model: DeqNarForConditionalGeneration | DeqNarOnnxModel, settings: dict[str, Any]) -> Iterator[None]:
     own = {name: getattr(model.config, name) for name in settings}
     for name, value in settings.items():
         setattr(model.config, name, value)
