@@ -32,7 +32,7 @@ def test_every_block_runs(tmp_path):
     assert "translation_text" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["tatoeba"])
+@pytest.mark.parametrize("name", ["multi30k", "tatoeba"])
 def test_tables_of_ladders_are_what_the_command_beside_them_prints(name, tmp_path, capsys):
     folder = Path(__file__).parents[1] / "ladders"
     command = ["ladder", str(folder / f"{name}.yaml"), "--data", str(tmp_path), "--output", str(folder / name)]

@@ -85,7 +85,8 @@ def kinds(config: PreTrainedConfig) -> list[str]:
 
 def what_it_is(ladder: Ladder, config: PreTrainedConfig, parameters: int, half: bool) -> str:
     """Its languages, its way of writing and its size."""
-    size = f"{parameters / 1e6:.1f} million parameters{', stored in half precision' if half else ''}"
+    counted = f" and {config.ngram_entries:,} n-grams" if getattr(config, "ngram_entries", 0) else ""
+    size = f"{parameters / 1e6:.1f} million parameters{counted}{', stored in half precision' if half else ''}"
     languages = f"Translates from `{ladder.test['source']}` to `{ladder.test['target']}`."
     if config.model_type != "deqnar":
         way = f"It writes one word after the other (an autoregressive {config.model_type} model)."
