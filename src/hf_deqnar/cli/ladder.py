@@ -587,15 +587,19 @@ def plot(ladder: Ladder, names: list[str], path: Path) -> None:
     shown = [name for name in names if ladder.rungs[name].curve and ladder.done(name)]
     if not shown:
         raise ValueError("No finished rung has a curve; nothing can be drawn.")
-    drawing = load_figure()(figsize=(7, 6), layout="constrained")
+    drawing = load_figure()(figsize=(7, 7), layout="constrained")
     upper, lower = drawing.subplots(2, 1, sharex=True)
+    titles = list(by_title(ladder, shown))
     for name in shown:
+        title = ladder.rungs[name].title
+        first = by_title(ladder, shown)[title][0] == name  # seeds share a colour and a place in the legend
+        style = {"marker": "o", "color": f"C{titles.index(title)}", "label": title if first else None}
         decoded = ladder.figures(name)["decodings"]
         points = [decoded[f"max_nfe={count}"] for count in ladder.rungs[name].curve]
         evaluations = [point["mean_nfe"] for point in points]
-        upper.plot(evaluations, [point["bleu"] for point in points], marker="o", label=ladder.rungs[name].title)
-        lower.plot(evaluations, [point["mean_residual"] for point in points], marker="o")
+        upper.plot(evaluations, [point["bleu"] for point in points], **style)
+        lower.plot(evaluations, [point["mean_residual"] for point in points], **{**style, "label": None})
     upper.set(ylabel="BLEU")
-    upper.legend()
     lower.set(ylabel="mean relative residual", xlabel="evaluations of the transition", yscale="log")
+    drawing.legend(loc="outside lower left")
     drawing.savefig(path, dpi=150)
