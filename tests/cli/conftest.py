@@ -1,10 +1,13 @@
 """Running the command line as a user does: in a process of its own."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 from transformers.utils import logging
+
+from ..conftest import SENTENCES
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +28,11 @@ def run():
         return done
 
     return run
+
+
+@pytest.fixture
+def columns(tmp_path):
+    """Flags that name sentence pairs to learn from."""
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps({"en": english, "de": german}) + "\n" for english, german in SENTENCES * 10))
+    return ["--data", str(data), "--source", "en", "--target", "de"]

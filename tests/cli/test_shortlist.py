@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
@@ -7,15 +5,7 @@ pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.cli.main import main
 
-from ..conftest import SENTENCES
 from ..teachers import small_teacher
-
-
-@pytest.fixture
-def columns(tmp_path):
-    data = tmp_path / "train.jsonl"
-    data.write_text("".join(json.dumps({"en": english, "de": german}) + "\n" for english, german in SENTENCES * 10))
-    return ["--data", str(data), "--source", "en", "--target", "de"]
 
 
 def test_a_model_with_a_shortlist_translates_as_any_other(saved, columns, tmp_path, capsys):
