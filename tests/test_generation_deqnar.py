@@ -19,7 +19,8 @@ from transformers.generation.streamers import TextDiffusionStreamer
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarGenerateOutput, DeqNarGenerationConfig
 from hf_deqnar.corpus.tokenizer import train_tokenizer
-from hf_deqnar.generation_deqnar import Candidates, TerminalStreamer, mask_weakest
+from hf_deqnar.drafts_deqnar import Candidates, TerminalStreamer
+from hf_deqnar.generation_deqnar import mask_weakest
 
 from .conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model, with_input_predictor
 

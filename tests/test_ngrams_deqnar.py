@@ -16,9 +16,9 @@ from .conftest import random_sentences, small_model
 END, BLANK = 2, 0
 
 
-def fluency(vocabulary: int = 64, order: int = 3) -> Fluency:
+def fluency(order: int = 3) -> Fluency:
     texts = [[3 + token % 5 for token in text] for text in random_sentences(50, seed=5)]
-    return Fluency(learn_ngrams(texts, small_model(length="ctc").config, END, order, 1), 0.7, 0.4, END)
+    return Fluency(learn_ngrams(texts, 64, END, order, 1), 0.7, 0.4, END)
 
 
 def unsure(seed: int, rows: int, canvas: int, vocabulary: int) -> torch.Tensor:

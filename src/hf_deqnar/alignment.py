@@ -3,11 +3,15 @@
 import math
 from collections.abc import Callable
 from heapq import nlargest
+from typing import TypeVar
 
 import numpy
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # of a rolling hash
+Hashes = TypeVar("Hashes", int, Tensor, numpy.ndarray)
 
 
 def ctc_loss(
@@ -163,7 +167,7 @@ def prefix_beam_search(
         extended = scores + torch.where(tokens == last[:, :, None], ends_blank[:, :, None], whole[:, :, None])
         if added is not None:
             extended = extended + added(texts, counts, tokens)
-        extended_hashes = _extend_hash(hashes[:, :, None], tokens)  # rows, beam, candidates
+        extended_hashes = extend_hash(hashes[:, :, None], tokens)  # rows, beam, candidates
 
         alive = whole > minus
         same = (extended_hashes[:, :, :, None] == hashes[:, None, None, :]) & alive[:, None, None, :]
@@ -187,7 +191,7 @@ def prefix_beam_search(
         )
         texts = torch.where(update[:, :, None], new_texts, texts)
         hashes = torch.where(
-            update, torch.where(grown, _extend_hash(hashes.gather(1, parent), token), hashes.gather(1, parent)), hashes
+            update, torch.where(grown, extend_hash(hashes.gather(1, parent), token), hashes.gather(1, parent)), hashes
         )
         last = torch.where(update, torch.where(grown, token, last.gather(1, parent)), last)
         counts = torch.where(update, slot + grown, counts)
@@ -199,9 +203,9 @@ def prefix_beam_search(
     return texts[:, :, : max(1, int(counts.max()))], counts, torch.logaddexp(ends_blank, ends_token)
 
 
-def _extend_hash(hashes: Tensor, token: Tensor) -> Tensor:
-    """A rolling hash modulo 2⁶⁴ (integer overflow wraps)."""
-    return hashes * 6364136223846793005 + (token + 1) * 1442695040888963407
+def extend_hash(hashes: Hashes, tokens: Hashes) -> Hashes:
+    """Hashes of tokens in a row, each with one more token, modulo 2⁶⁴ where integers overflow; none have 0."""
+    return hashes * MULTIPLIER + (tokens + 1) * INCREMENT
 
 
 def prefix_beam_of_sentence(

@@ -1,4 +1,4 @@
-"""From an equilibrium to text: generation options, `generate`, and drafts for those who like to watch.
+"""From an equilibrium to text: generation options and `generate`.
 
 A candidate is one canvas of one sentence: one for CTC, one for every length beam otherwise. All candidates of a batch
 are solved together, each is read as text and scored, and the best of every sentence are returned.
@@ -7,11 +7,9 @@ are solved together, each is read as text and scored, and the best of every sent
 import copy
 import difflib
 import hashlib
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +17,8 @@ from torch.nn import functional
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 
-from .alignment import collapse, likeliest, pack, prefix_beam_search, starts_of_runs
+from .alignment import likeliest, pack, prefix_beam_search, starts_of_runs
+from .drafts_deqnar import Candidates, Draft, DraftReader
 from .ngrams_deqnar import LEAST_CHANCE, Fluency
 from .scoring_deqnar import check_scorer, load_reranker, teacher_forced, with_end
 from .shortlist_deqnar import Words, never_written
@@ -168,21 +167,14 @@ def refuse_unknown(names: dict[str, Any]) -> None:
 
 
 @dataclass
-class Draft:
-    """What a sentence looked like after one evaluation."""
-
-    tokens: Tensor
-    residual: float | None
-
-
-@dataclass
 class DeqNarGenerateOutput(ModelOutput):
     """What `generate` returns with `return_dict_in_generate=True`; one entry per returned sequence.
 
     Attributes:
         sequences: token ids, padded behind the end.
         sequences_scores: mean log-probability of the tokens; of the path's positions for the best CTC path; log p(text)
-            per token for CTC beam search; the reranker's mean log-likelihood if there is one.
+            per token for CTC beam search, and with n-grams the score that the search itself gives; the reranker's mean
+            log-likelihood if there is one.
         token_scores: log-probability of every token, 0 at padding; None for CTC beam search.
         nfe: evaluations of the sequence's own canvas, over all passes.
         residual, converged: of the last solve; None for `stacked` models.
@@ -198,113 +190,6 @@ class DeqNarGenerateOutput(ModelOutput):
     converged: Tensor | None = None
     canvas_lengths: Tensor | None = None
     trajectory: list[list[Draft]] | None = None
-
-
-PLAIN, STRONG, PALE = "\033[0m", "\033[1m", "\033[2m"  # how a terminal writes from here on
-
-
-class TerminalStreamer:
-    """Shows a sentence settle: a line for every evaluation that changed it, with its number, and then the translation.
-
-    On a terminal the words that an evaluation changed stand out.
-
-    >>> model.generate(**batch, streamer=TerminalStreamer(tokenizer))                      # doctest: +SKIP
-    """
-
-    def __init__(self, tokenizer: Any, stream: TextIO | None = None) -> None:
-        self.tokenizer, self.stream = tokenizer, sys.stdout if stream is None else stream
-        self.on_terminal = self.stream.isatty()
-        self.evaluations = 0
-        self.previous: list[str] | None = None
-
-    def put_draft(self, value: Tensor, **rest) -> None:
-        self.evaluations += 1
-        words = self.words(value)
-        if words != self.previous:
-            self.write(str(self.evaluations), self.mark(words) if self.on_terminal else " ".join(words))
-        self.previous = words
-
-    def put(self, value: Tensor) -> None:
-        self.write("=>", " ".join(self.words(value)))
-
-    def end(self) -> None:
-        self.evaluations, self.previous = 0, None
-
-    def words(self, value: Tensor) -> list[str]:
-        return self.tokenizer.decode(value.reshape(-1), skip_special_tokens=True).split()
-
-    def mark(self, words: list[str]) -> str:
-        """A draft is pale, but for the words that are not as they were in the one before."""
-        before = words if self.previous is None else self.previous
-        parts = []
-        for kind, _, _, first, last in difflib.SequenceMatcher(None, before, words, autojunk=False).get_opcodes():
-            parts += [f"{PALE if kind == 'equal' else STRONG}{word}{PLAIN}" for word in words[first:last]]
-        return " ".join(parts)
-
-    def write(self, label: str, text: str) -> None:
-        self.stream.write(f"{label:>4}  {text}\n")
-        self.stream.flush()
-
-
-@dataclass
-class Candidates:
-    """All canvases of a batch while they are being refined."""
-
-    sentence: Tensor  # candidates: which sentence each belongs to
-    canvas: Tensor  # candidates, positions: what is injected
-    mask: Tensor  # candidates, positions
-    tokens: Tensor  # candidates, positions: what is read
-    scores: Tensor | None  # candidates, positions: log-probability of each token; None until somebody asks
-    nfe: Tensor  # candidates
-    residual: Tensor | None = None
-    converged: Tensor | None = None
-    log_probabilities: Tensor | None = None  # candidates, positions, vocabulary; kept for CTC beam search
-    masked_chances: Tensor | None = None  # candidates, positions: P(z_i is masked | X); kept for input sampling
-
-
-class DraftReader:
-    """Watches a solve: reads tokens after every evaluation, to stream them, keep them, or stop rows that are stable."""
-
-    def __init__(self, config: Any, candidates: Candidates, options: DeqNarGenerationConfig, streamer: Any) -> None:
-        self.candidates = candidates
-        self.blank, self.mask_token = config.blank_token_id, config.mask_token_id
-        self.collapses = config.length == "ctc"
-        self.patience, self.streamer = options.stop_on_stable_tokens, streamer
-        self.lengths = candidates.mask.sum(dim=1)
-        self.tokens = torch.full_like(candidates.canvas, -1)
-        self.stable = torch.zeros_like(candidates.nfe)
-        self.drafts: list[list[Draft]] | None = [[] for _ in self.lengths] if options.output_trajectory else None
-
-    def __call__(self, rows: Tensor, value: Tensor, residual: Tensor | None) -> Tensor | None:
-        tokens = self.read(rows, value)
-        width = tokens.shape[1]
-        known = self.candidates.canvas[rows, :width] != self.mask_token
-        tokens = torch.where(known, self.candidates.tokens[rows, :width], tokens)
-        inside = torch.arange(width, device=tokens.device)[None] < self.lengths[rows, None]
-        same = ((tokens == self.tokens[rows, :width]) | ~inside).all(dim=1)
-        self.tokens[rows, :width] = tokens
-        self.stable[rows] = torch.where(same, self.stable[rows] + 1, 0)
-        for place, row in enumerate(rows.tolist()):
-            draft = self.text(tokens[place, : int(self.lengths[row])]).cpu()
-            if self.drafts is not None:
-                self.drafts[row].append(Draft(draft, None if residual is None else float(residual[place])))
-            if row == 0 and self.streamer is not None and hasattr(self.streamer, "put_draft"):
-                self.streamer.put_draft(value=draft)
-        return None if self.patience is None else self.stable[rows] >= self.patience
-
-    def text(self, tokens: Tensor) -> Tensor:
-        """One row as a reader would see it: a CTC path is collapsed, and blanks are gone."""
-        if not self.collapses:
-            return tokens[tokens != self.blank]
-        length = torch.tensor([len(tokens)], device=tokens.device)
-        text, count = collapse(tokens[None], length, self.blank, self.blank)
-        return text[0, : int(count)]
-
-    def restart(self, read: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """A new pass begins, read through another canvas: nothing has been stable in it yet."""
-        self.read = read
-        self.tokens.fill_(-1)
-        self.stable.zero_()
 
 
 class DeqNarGenerationMixin:
@@ -700,4 +585,4 @@ def trim_padding(sequences: Tensor, padding: int) -> Tensor:
     return sequences[:, : max(1, longest)]
 
 
-__all__ = ["DeqNarGenerateOutput", "DeqNarGenerationConfig", "DeqNarGenerationMixin", "Draft", "TerminalStreamer"]
+__all__ = ["DeqNarGenerateOutput", "DeqNarGenerationConfig", "DeqNarGenerationMixin"]

@@ -239,7 +239,9 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
         self.latent_head = LatentHead(config) if config.latent == "vae" else None
         self.input_head = InputHead(config) if config.input_predictor else None
         self.shortlist = Shortlist(config) if config.shortlist_size else None
-        self.ngrams = Ngrams(config) if config.ngram_order else None
+        self.ngrams = (
+            Ngrams(config.vocab_size, config.ngram_order, config.ngram_entries) if config.ngram_order else None
+        )
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -12,17 +12,11 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from .configuration_deqnar import DeqNarConfig
+from .alignment import extend_hash
 
 LEAST_CHANCE = 1e-3  # of a token that a search with n-grams looks up: they seldom speak for less likely ones
 NOBODY = -1  # stands before the start of a text
-MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # of a rolling hash modulo 2⁶⁴; overflow wraps
 WHOLE = 1 << 64
-
-
-def extended(hashes: Tensor | numpy.ndarray, tokens: Tensor | numpy.ndarray) -> Tensor | numpy.ndarray:
-    """Hashes of tokens in a row, each with one more token; 0 is the hash of none."""
-    return hashes * MULTIPLIER + (tokens + 1) * INCREMENT
 
 
 class Ngrams(nn.Module):
@@ -34,10 +28,9 @@ class Ngrams(nn.Module):
         p(w | h) = p*(h w) if h w is listed, else b(h)·p(w | h without its first token)
     """
 
-    def __init__(self, config: DeqNarConfig) -> None:
+    def __init__(self, vocabulary: int, order: int, entries: int) -> None:
         super().__init__()
-        self.order = config.ngram_order
-        entries, vocabulary = config.ngram_entries, config.vocab_size
+        self.order = order
         self.register_buffer("keys", torch.zeros(entries, dtype=torch.long))  # hashes of two tokens and more, ascending
         self.register_buffer("chances", torch.zeros(entries))  # log p*
         self.register_buffer("backoffs", torch.zeros(entries))  # log b
@@ -61,13 +54,13 @@ class Ngrams(nn.Module):
             context = contexts[..., contexts.shape[-1] - size :]
             hashes = torch.zeros_like(context[..., 0])
             for place in range(size):
-                hashes = extended(hashes, context[..., place])
+                hashes = extend_hash(hashes, context[..., place])
             if size == 1:
                 left = self.first_backoffs[context[..., 0].clamp_min(0)].float()
             else:
                 left = self._look_up(self.backoffs, hashes, torch.zeros_like(found[..., :1]))
             shorter = found + left
-            longer = self._look_up(self.chances, extended(hashes, tokens), shorter)
+            longer = self._look_up(self.chances, extend_hash(hashes, tokens), shorter)
             found = torch.where(context[..., 0] == NOBODY, found, longer)
         return found
 
@@ -92,9 +85,9 @@ class Ngrams(nn.Module):
             for size in range(1, min(len(context), self.order - 1) + 1):
                 number = 0
                 for each in context[len(context) - size :]:
-                    number = number * MULTIPLIER + (each + 1) * INCREMENT
+                    number = extend_hash(number, each)
                 left = first_backoffs[context[-1]] if size == 1 else look_up(backoffs, number, 0.0)
-                found = look_up(chances, number * MULTIPLIER + (token + 1) * INCREMENT, found + left)
+                found = look_up(chances, extend_hash(number, token), found + left)
             return found
 
         return log_chance

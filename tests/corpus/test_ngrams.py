@@ -43,8 +43,7 @@ def contexts_of(texts: list[list[int]], order: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(("order", "least"), [(2, 1), (3, 1), (3, 2), (4, 2)])
 def test_chances_are_those_of_brute_force_and_sum_to_one(order, least):
     texts = [[6 + token % 9 for token in text] for text in random_sentences(80, seed=3)]
-    model = small_model(length="ctc")
-    table, expected = learn_ngrams(texts, model.config, END, order, least), brute_force(texts, order, least)
+    table, expected = learn_ngrams(texts, VOCABULARY, END, order, least), brute_force(texts, order, least)
     one_by_one, every = table.one_by_one(), torch.arange(VOCABULARY)
     for context in contexts_of(texts, order):
         padded = torch.tensor([NOBODY] * (order - 1 - len(context)) + list(context))

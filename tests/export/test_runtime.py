@@ -7,9 +7,9 @@ import torch
 from transformers import pipeline
 
 from hf_deqnar import DeqNarOnnxModel
+from hf_deqnar.drafts_deqnar import TerminalStreamer
 from hf_deqnar.export import runtime
 from hf_deqnar.export.agreement import agreement
-from hf_deqnar.generation_deqnar import TerminalStreamer
 
 from ..conftest import SENTENCES
 from .conftest import KINDS

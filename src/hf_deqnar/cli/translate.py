@@ -20,7 +20,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..generation_deqnar import Options, TerminalStreamer
+from ..drafts_deqnar import TerminalStreamer
+from ..generation_deqnar import Options
 from ..pipeline_deqnar import DeqNarTranslationPipeline, clean_text
 from .loading import load_model, model_in_the_box
 

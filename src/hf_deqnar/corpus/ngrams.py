@@ -5,14 +5,15 @@ from collections.abc import Sequence
 import numpy
 import torch
 
+from ..alignment import extend_hash
 from ..configuration_deqnar import DeqNarConfig
 from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..ngrams_deqnar import NOBODY, Ngrams, extended
+from ..ngrams_deqnar import NOBODY, Ngrams
 
 Tokens = Sequence[Sequence[int]]
 
 
-def learn_ngrams(texts: Tokens, config: DeqNarConfig, end: int, order: int, least: int) -> Ngrams:
+def learn_ngrams(texts: Tokens, vocabulary: int, end: int, order: int, least: int) -> Ngrams:
     """A table of n-grams, smoothed by Witten and Bell (1991).
 
     A context h was seen c(h) times, with u(h) different tokens after it; so often a token after it was new, and as
@@ -29,16 +30,15 @@ def learn_ngrams(texts: Tokens, config: DeqNarConfig, end: int, order: int, leas
     """
     tokens = numpy.concatenate([numpy.array([end, *text, end], dtype=numpy.int64) for text in texts])
     place = numpy.concatenate([numpy.arange(len(text) + 2) for text in texts])
-    written = numpy.bincount(tokens[place > 0], minlength=config.vocab_size)
+    written = numpy.bincount(tokens[place > 0], minlength=vocabulary)
     kinds = numpy.count_nonzero(written)
-    first = (written + kinds / config.vocab_size) / (written.sum() + kinds)
+    first = (written + kinds / vocabulary) / (written.sum() + kinds)
 
-    config.ngram_order, config.ngram_entries = 1, 1
-    table = Ngrams(config)  # of what is listed so far
+    table = Ngrams(vocabulary, order=1, entries=1)  # of what is listed so far
     table.first_chances.copy_(torch.from_numpy(numpy.log(first)))
-    hashes = extended(numpy.zeros_like(tokens), tokens)
+    hashes = extend_hash(numpy.zeros_like(tokens), tokens)
     for size in range(2, order + 1):
-        shorter, hashes = hashes, extended(numpy.roll(hashes, 1), tokens)  # of the n-grams that end at each place
+        shorter, hashes = hashes, extend_hash(numpy.roll(hashes, 1), tokens)  # of the n-grams that end at each place
         places = numpy.flatnonzero(place >= size - 1)
         keys, examples, count = numpy.unique(hashes[places], return_index=True, return_counts=True)
         examples = places[examples]
@@ -58,18 +58,15 @@ def learn_ngrams(texts: Tokens, config: DeqNarConfig, end: int, order: int, leas
             spot = numpy.searchsorted(table.keys.numpy(), contexts).clip(0, len(table.keys) - 1)
             known = table.keys.numpy()[spot] == contexts
             table.backoffs[torch.from_numpy(spot[known])] = torch.from_numpy(backoffs[known]).float()
-        table = with_entries(table, config, size, keys[listed], chances[listed])
+        table = with_entries(table, size, keys[listed], chances[listed])
     return table
 
 
-def with_entries(
-    table: Ngrams, config: DeqNarConfig, order: int, keys: numpy.ndarray, chances: numpy.ndarray
-) -> Ngrams:
+def with_entries(table: Ngrams, order: int, keys: numpy.ndarray, chances: numpy.ndarray) -> Ngrams:
     """The table with longer n-grams."""
     kept = slice(0, None if table.order > 1 else 0)
     every = torch.cat([table.keys[kept], torch.from_numpy(keys)])
-    config.ngram_order, config.ngram_entries = order, len(every)
-    larger, sorting = Ngrams(config), every.argsort()
+    larger, sorting = Ngrams(len(table.first_chances), order, len(every)), every.argsort()
     larger.keys.copy_(every[sorting])
     larger.chances.copy_(torch.cat([table.chances[kept], torch.from_numpy(chances).float()])[sorting])
     larger.backoffs.copy_(torch.cat([table.backoffs[kept], torch.zeros(len(keys))])[sorting])
@@ -102,6 +99,8 @@ def add_ngrams(
         raise ValueError("There is no text to learn n-grams from.")
     end = end_of(config)
     without_end = [[token for token in text if token != end] for text in texts]
-    model.model.ngrams = learn_ngrams(without_end, config, end, order, least).to(model.device)
+    ngrams = learn_ngrams(without_end, config.vocab_size, end, order, least)
+    model.model.ngrams = ngrams.to(model.device)
+    config.ngram_order, config.ngram_entries = order, len(ngrams.keys)
     beam = max(model.generation_config.ctc_beam_size, 5)
     model.generation_config.update(ctc_beam_size=beam, ngram_weight=weight, token_bonus=bonus)

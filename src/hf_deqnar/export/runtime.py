@@ -316,7 +316,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             shortlist = Shortlist(config)
             shortlist.load_state_dict(load_file(folder / SHORTLIST))
         if config.ngram_order:
-            ngrams = Ngrams(config)
+            ngrams = Ngrams(config.vocab_size, config.ngram_order, config.ngram_entries)
             ngrams.load_state_dict(load_file(folder / NGRAMS))
         return cls(config, DeqNarGenerationConfig.from_pretrained(folder), sessions, manifest, shortlist, ngrams)
 
