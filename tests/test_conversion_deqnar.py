@@ -141,6 +141,19 @@ def test_one_evaluation_of_a_model_from_a_backbone_is_the_backbone(refinement, o
     assert not torch.equal(settled.logits, theirs.logits)
 
 
+@pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
+def test_with_learned_feedback_a_backbone_is_where_its_own_equilibrium_begins(refinement):
+    backbone = small_model(refinement="stacked", length="ctc")
+    model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement, feedback="learned")
+    tokens, labels = padded(random_sentences(4)), torch.randint(6, 40, (4, 3))
+    settled, theirs = model(input_ids=tokens, labels=labels), backbone(input_ids=tokens)
+    torch.testing.assert_close(settled.logits[settled.canvas_mask], theirs.logits[theirs.canvas_mask])
+    assert settled.converged.all()
+    assert (settled.nfe <= 3).all()
+    settled.loss.backward()
+    assert model.model.transition.feedback.weight.grad.abs().max() > 0  # a matrix of zeros, but not a dead one
+
+
 def test_a_backbone_may_be_saved_and_normed_and_must_be_one(tmp_path):
     backbone = small_model(torch.float32, refinement="stacked", weight_norm="weight")
     model = DeqNarForConditionalGeneration.from_backbone(backbone)

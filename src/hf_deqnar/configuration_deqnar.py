@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 CHOICES = {
     "architecture": ("transformer", "bilstm"),
     "refinement": ("stacked", "implicit", "explicit", "mixed"),
+    "feedback": ("sum", "learned"),
     "layer_norm": ("post", "pre"),
     "positions": ("sinusoidal", "learned"),
     "solver": ("picard", "anderson", "broyden"),
@@ -46,6 +47,8 @@ class DeqNarConfig(PreTrainedConfig):
             `stacked` models only (the inference network of ENGINE's first table).
         decoder_layers: depth of a `stacked` decoder, and of the transition of `explicit`.
         transition_layers: decoder layers inside one evaluation of `implicit` and `mixed`.
+        feedback: how the state meets the injection: `sum`, F(z + u), or `learned`, F(W·z + u) with W = 0 at first: a
+            model that starts from a backbone then is that backbone in its equilibrium, and learns what to feed back.
         layer_norm: `post` (as in the paper) or `pre`.
         positions: `sinusoidal`, or `learned`, one table for the source and one for the canvas (as in Bart).
         layernorm_embedding: normalise the sum of token and position embeddings (as in Bart).
@@ -108,6 +111,7 @@ class DeqNarConfig(PreTrainedConfig):
     architecture: str = "transformer"
     refinement: str = "implicit"
     transition_layers: int = 1
+    feedback: str = "sum"
     layer_norm: str = "post"
     positions: str = "sinusoidal"
     layernorm_embedding: bool = False
@@ -282,6 +286,16 @@ class DeqNarConfig(PreTrainedConfig):
                 )
             if not self.weight_norm_clip > 0:
                 raise ValueError(f"weight_norm_clip must be above 0, not {self.weight_norm_clip}.")
+        if self.feedback == "learned":
+            if self.refinement == "stacked":
+                raise ValueError(
+                    "refinement='stacked' feeds nothing back, so feedback='learned' has nothing to learn; leave it out."
+                )
+            if self.weight_norm != "none":
+                raise ValueError(
+                    f"feedback='learned' starts with a matrix of zeros, which weight_norm='{self.weight_norm}' cannot "
+                    "rescale; use weight_norm='none' or feedback='sum'."
+                )
         if self.refinement == "stacked" and self.gradient != "one_step":
             raise ValueError(
                 f"refinement='stacked' has no equilibrium for gradient='{self.gradient}' to go through; "

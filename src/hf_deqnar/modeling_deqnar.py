@@ -26,7 +26,7 @@ from .layers_deqnar import DecoderLayer, Encoder, Positions, Record, RecurrentSt
 from .ngrams_deqnar import Ngrams
 from .refinement_deqnar import RefinementMixin, Source
 from .shortlist_deqnar import UNKNOWN, Shortlist, Words
-from .transition_deqnar import TRANSITIONS, BoundTransition, Context, RecurrentTransition
+from .transition_deqnar import TRANSITIONS, BoundTransition, Context, Feedback, RecurrentTransition
 
 if TYPE_CHECKING:  # a saved model carries the files that are mentioned here, and its config names this one
     from .pipeline_deqnar import DeqNarTranslationPipeline  # noqa: F401
@@ -192,9 +192,10 @@ class DeqNarPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, (Gaussian, InputHead)):
+        if isinstance(module, (Gaussian, InputHead, Feedback)):
             init.zeros_(module.weight)
-            init.zeros_(module.bias)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             rescaling = rescaling_of(module)
             weight = module.weight if rescaling is None else rescaling[1]
@@ -450,7 +451,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
                     "it must have the old one's width."
                 )
         missing, unknown = self.load_state_dict(weights, strict=False)
-        new = ("length_head.", "latent_head.", "input_head.", ".fusion.", "lm_head.")
+        new = ("length_head.", "latent_head.", "input_head.", ".fusion.", ".feedback.", "lm_head.")
         missing = [name for name in missing if not any(part in name for part in new)]
         unknown = [name for name in unknown if not any(part in name for part in new)]
         if unknown or missing:

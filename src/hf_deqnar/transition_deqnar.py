@@ -54,19 +54,27 @@ class Context:
         )
 
 
+class Feedback(nn.Linear):
+    """W·z, what a layer sees of the state; nothing at first, so that a decoder begins as the stack that it was."""
+
+    def __init__(self, config: DeqNarConfig) -> None:
+        super().__init__(config.d_model, config.d_model, bias=False)
+
+
 class Transition(nn.Module):
-    """f(z) = F(z + u, x). What follows the decoder layers F is what tells the kinds of refinement apart."""
+    """f(z) = F(z + u, x), or F(W·z + u, x). What follows the decoder layers F tells the kinds of refinement apart."""
 
     def __init__(self, config: DeqNarConfig, layers: int) -> None:
         super().__init__()
         self.dropout = config.dropout
+        self.feedback = Feedback(config) if config.feedback == "learned" else nn.Identity()
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(layers))
         # Without it the state of a pre-norm layer is a sum that grows with every evaluation.
         self.final_norm = nn.LayerNorm(config.d_model) if config.layer_norm == "pre" else nn.Identity()
 
     def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
         """F(z + u, x): rows × canvas × width."""
-        hidden = state + context.injection
+        hidden = self.feedback(state) + context.injection
         weights = (None, None) if record is None else (record.self_attentions, record.cross_attentions)
         for index, layer in enumerate(self.layers):
             if record is not None:

@@ -17,7 +17,7 @@ from ..conftest import SENTENCES, small_model, with_input_predictor
 # Every kind of refinement, both lengths, latents, and what else changes a graph.
 KINDS = {
     "implicit": {"refinement": "implicit", "length": "ctc", "weight_norm": "weight", "layer_norm": "pre"},
-    "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},
+    "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae", "feedback": "learned"},
     "stacked": {"refinement": "stacked", "length": "ctc", "positions": "learned", "layernorm_embedding": True},
     "mixed with a shortlist": {"refinement": "mixed", "length": "ctc", "shortlist": True},
     "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True, "shortlist": True},
@@ -44,6 +44,8 @@ def exported(tokenizer, batch, tmp_path_factory):
                 model = small_model(torch.float32, **fields)
             if model.model.latent_head is not None:
                 torch.nn.init.normal_(model.model.latent_head.prior.weight, std=0.3)
+            if model.config.feedback == "learned":
+                torch.nn.init.normal_(model.model.transition.feedback.weight, std=0.1)
             if shortlist:
                 texts = [tokenizer(list(side))["input_ids"] for side in zip(*SENTENCES, strict=True)]
                 add_shortlist(model, *texts, size=8, common=60)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan et al.: small singular values grow fastest
 ITERATIONS = 4
 STEP_OF_ADAM = 0.2  # the usual root mean square of Adam's step, in units of the learning rate
-OF_LAYERS = re.compile(r"(layers?|fusion)\.")
+OF_LAYERS = re.compile(r"(layers?|fusion|feedback)\.")
 JOINED = {"query_key_value": 3, "key_value": 2}  # matrices that lie in one
 
 
