@@ -250,12 +250,20 @@ class DataArguments(CorpusArguments):
         default=None, metadata={"help": "A tokenizer with <mask> and <blank>; one is trained if unset."}
     )
     vocab_size: int | None = field(default=None, metadata={"help": "Tokens of a new tokenizer; 8000 if unset."})
+    vary_names: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the training pairs with names that get another of the corpus's names, on both sides."
+        },
+    )
     preprocessing_processes: int | None = field(
         default=None, metadata={"help": "Processes that compare the candidates of dynamic_kd with each other."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.vary_names <= 1:
+            raise ValueError(f"vary_names must be a share from 0 to 1, not {self.vary_names}.")
         if self.tokenizer is not None and self.vocab_size is not None:
             raise ValueError(f"vocab_size={self.vocab_size} is for new tokenizers, but {self.tokenizer} is used.")
 

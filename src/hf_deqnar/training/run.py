@@ -24,6 +24,7 @@ from ..configuration_deqnar import DeqNarConfig
 from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.files import read_json, write_json
 from ..corpus.locks import held
+from ..corpus.names import vary_names
 from ..corpus.reading import Pair, read_parallel, spread
 from ..corpus.teachers import fingerprint_of_weights
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
@@ -201,12 +202,20 @@ def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Cal
         write_json(output / SETTINGS, {**read_run(output), "finished": True})
 
 
+def read_pairs(data: DataArguments, seed: int) -> list[Pair]:
+    """The training pairs, some of them with other names if that is asked for."""
+    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
+    return vary_names(pairs, data.vary_names, seed) if data.vary_names else pairs
+
+
 def read_training_data(
     data: DataArguments, arguments: DeqNarTrainingArguments
 ) -> tuple[list[Pair], list[list[str]] | None]:
     """The training pairs, and for Dynamic KD their candidates, for which `arguments` get a γ each."""
     if objective_of(arguments).target is not dynamically_distilled:
-        return read_parallel(data.train_data, data.source, data.target)[: data.train_limit], None
+        return read_pairs(data, arguments.seed), None
+    if data.vary_names:
+        raise ValueError(f"vary_names={data.vary_names} has no candidates for dynamic_kd; leave it out.")
     pairs, candidates = (
         part[: data.train_limit] for part in read_candidates(data.train_data, data.source, data.target)
     )

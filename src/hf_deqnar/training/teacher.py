@@ -17,14 +17,13 @@ from transformers import (
 
 from ..configuration_deqnar import DeqNarConfig
 from ..conversion_deqnar import SAME_NAME, weights_for_teacher
-from ..corpus.reading import read_parallel
 from ..corpus.tokenizer import load_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
 from ..objectives.objective import Term
 from ..objectives.projection import cross_entropy_total
 from .arguments import DataArguments, TranslationTrainingArguments, parse_arguments, read_settings
-from .run import OPTIMISATION, conduct
+from .run import OPTIMISATION, conduct, read_pairs
 from .translation_trainer import TranslationTrainer
 
 # Table 10 of the MPLE paper (Huang et al. 2022); as many layers in the encoder as in the decoder.
@@ -236,6 +235,5 @@ def train_teacher(
         configure = teacher_config if teacher.architecture == "marian" else recurrent_config
         return make_teacher(configure(teacher.size, tokenizer, **teacher.settings()), tokenizer)
 
-    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
-    start = teacher.model
+    pairs, start = read_pairs(data, arguments.seed), teacher.model
     return conduct(pairs, data, arguments, make_model, TeacherTrainer, decisive=OPTIMISATION, start=start)

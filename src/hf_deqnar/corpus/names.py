@@ -1,0 +1,93 @@
+"""Names in other places: a corpus that speaks of Tom in Boston teaches little about Anna in Berlin.
+
+A name is a word that is left unchanged more often than it is translated, with a capital where no sentence begins, and
+never without one. It may stand wherever another name stands between the same neighbours: after "in" and its translation "in"
+a city does, at the beginning of both sentences a person.
+"""
+
+import random
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from .reading import Pair
+
+WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+START = ""  # what stands before the first word
+SHORTEST = 3  # letters; with fewer, abbreviations are found
+
+Neighbours = tuple[str, str]  # the words before a name, in the source and in the target
+
+
+@dataclass
+class Place:
+    """Where a name stands in a pair."""
+
+    name: str
+    neighbours: Neighbours
+    spans: tuple[tuple[int, int], tuple[int, int]]  # characters in the source and in the target
+
+
+def shared_words(pair: Pair) -> list[Place]:
+    """Words with a capital that stand once on either side of a pair, in the order of the source."""
+    sides = [list(WORD.finditer(text)) for text in (pair.source, pair.references[0])]
+    found: list[dict[str, list[int]]] = []
+    for words in sides:
+        by_word: dict[str, list[int]] = defaultdict(list)
+        for index, word in enumerate(words):
+            by_word[word.group()].append(index)
+        found.append(by_word)
+    places = []
+    for word, indices in found[0].items():
+        if word[0].isupper() and len(word) >= SHORTEST and len(indices) == 1 and len(found[1].get(word, ())) == 1:
+            both = (indices[0], found[1][word][0])
+            before = tuple(
+                words[index - 1].group().lower() if index else START for words, index in zip(sides, both, strict=True)
+            )
+            spans = tuple(words[index].span() for words, index in zip(sides, both, strict=True))
+            places.append(Place(word, before, spans))
+    return places
+
+
+def find_names(pairs: list[Pair]) -> dict[Neighbours, list[str]]:
+    """All names of a corpus, sorted, by the neighbours that they were seen with."""
+    written = Counter(word for pair in pairs for word in set(WORD.findall(pair.source)))
+    kept: Counter[str] = Counter()
+    inside: set[str] = set()
+    seen: dict[Neighbours, set[str]] = defaultdict(set)
+    for pair in pairs:
+        for place in shared_words(pair):
+            kept[place.name] += 1
+            seen[place.neighbours].add(place.name)
+            if START not in place.neighbours:
+                inside.add(place.name)
+    names = {word for word in inside if 2 * kept[word] > written[word] and word.lower() not in written}
+    return {neighbours: sorted(words & names) for neighbours, words in seen.items()}
+
+
+def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
+    """The pairs, but for a share of those with names, which speak of somebody or somewhere else.
+
+    >>> pairs = [Pair(f"He lives in {city}.", [f"Er lebt in {city}."]) for city in ("Boston", "Berlin")]
+    >>> [pair.references for pair in vary_names(pairs, share=1.0, seed=1)]
+    [['Er lebt in Berlin.'], ['Er lebt in Boston.']]
+    """
+    names, generator, varied = find_names(pairs), random.Random(seed), []
+    for pair in pairs:
+        for place in shared_words(pair):
+            known = names.get(place.neighbours, [])
+            others = [name for name in known if name != place.name] if place.name in known else []
+            if others and generator.random() < share:
+                pair = exchanged(pair, place, generator.choice(others))
+                break  # where the other names of the pair stood, they no longer stand
+        varied.append(pair)
+    return varied
+
+
+def exchanged(pair: Pair, place: Place, name: str) -> Pair:
+    """The pair with another name in a place; its first reference alone, which is the target."""
+    texts = (pair.source, pair.references[0])
+    source, target = (
+        f"{text[:start]}{name}{text[end:]}" for text, (start, end) in zip(texts, place.spans, strict=True)
+    )
+    return Pair(source, [target])
