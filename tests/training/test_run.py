@@ -8,8 +8,17 @@ from transformers import MarianConfig, MarianMTModel
 
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
 from hf_deqnar.corpus.tokenizer import train_tokenizer
-from hf_deqnar.training.arguments import CorpusArguments, DataArguments, ModelArguments
-from hf_deqnar.training.run import beyond_defaults, check_belongs, check_same_run, find_model, main, validation_set
+from hf_deqnar.training.arguments import CorpusArguments, DataArguments, DeqNarTrainingArguments, ModelArguments
+from hf_deqnar.training.run import (
+    beyond_defaults,
+    check_belongs,
+    check_same_run,
+    find_model,
+    main,
+    read_pairs,
+    read_training_data,
+    validation_set,
+)
 
 from ..conftest import SENTENCES, small_model
 
@@ -37,6 +46,23 @@ def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
     start = find_model(ModelArguments(teacher=str(teacher), config=["length=ctc"]), tokenizer)
     expected = MarianMTModel.from_pretrained(teacher).model.shared.weight
     assert torch.equal(start.model.shared.weight, expected)
+
+
+def test_a_run_may_read_of_other_names(tmp_path):
+    file = tmp_path / "train.jsonl"
+    pairs = [(f"He is in {city}.", f"Er ist in {city}.") for city in ("Boston", "Berlin")]
+    file.write_text(
+        "\n".join(json.dumps({"en": source, "de": target, "candidates": [target]}) for source, target in pairs)
+    )
+    data = {"train_data": str(file), "source": "en", "target": "de"}
+    varied = read_pairs(DataArguments(**data, vary_names=1.0), seed=1)
+    assert [(pair.source, *pair.references) for pair in varied] == pairs[::-1]
+    assert [pair.source for pair in read_pairs(DataArguments(**data), seed=1)] == [source for source, _ in pairs]
+    with pytest.raises(ValueError, match="vary_names must be a share from 0 to 1, not 2"):
+        DataArguments(**data, vary_names=2)
+    kd = DeqNarTrainingArguments(str(tmp_path / "run"), objective="dynamic_kd", use_cpu=True)
+    with pytest.raises(ValueError, match="vary_names=0.5 has no candidates for dynamic_kd"):
+        read_training_data(DataArguments(**data, vary_names=0.5), kd)
 
 
 def test_a_run_is_known_by_the_weights_it_started_from_wherever_they_lie(teacher, tmp_path):

@@ -1,7 +1,7 @@
 """Names in other places: a corpus that speaks of Tom in Boston teaches little about Anna in Berlin.
 
 A name is a word that is left unchanged more often than it is translated, with a capital where no sentence begins, and
-never without one. It may stand wherever another name stands between the same neighbours: after "in" and its translation "in"
+never without one. It may stand wherever another name stands behind the same words: behind "in" and its translation "in"
 a city does, at the beginning of both sentences a person.
 """
 
