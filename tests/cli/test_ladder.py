@@ -273,14 +273,17 @@ def test_the_ladders_of_the_repository_are_sound(path, tmp_path):
     assert {rung.verb for rung in ladder.rungs.values()} <= set(module.VERBS)
 
 
-def test_ngrams_are_a_rung_of_their_own(house, in_process, tmp_path, capsys):
+def test_ngrams_and_shortlists_are_rungs_of_their_own(house, in_process, tmp_path, capsys):
     content = copy.deepcopy(LADDER)
     settings = {"model": "{implicit}", "data": ["{distilled}", "{data}/train.jsonl"], "source": "en", "target": "de"}
     (tmp_path / "train.jsonl").write_text((tmp_path / "train.jsonl").read_text() * 4, encoding="utf-8")
     content["rungs"]["fluent"] = {"verb": "ngrams", "title": "with n-grams", "settings": settings}
-    arguments = house(content, "--only", "fluent")
+    content["rungs"]["quick"] = {"verb": "shortlist", "settings": {**settings, "model": "{fluent}"}}
+    arguments = house(content, "--only", "quick")
     assert main(["ladder", *arguments]) == 0, capsys.readouterr().err
-    assert ("fluent", "ngrams") in in_process
+    assert {("fluent", "ngrams"), ("quick", "shortlist")} <= set(in_process)
+    config = json.loads((tmp_path / "out" / "quick" / "config.json").read_text())
+    assert (config["ngram_order"], config["shortlist_size"]) == (3, 40)
     figures = json.loads((tmp_path / "out" / "fluent.json").read_text())
     before = json.loads((tmp_path / "out" / "implicit.json").read_text())
     assert figures["parameters"] == before["parameters"], "what is counted is not a parameter"

@@ -30,7 +30,7 @@ def test_errors_are_one_readable_line(saved, columns, tokenizer, tmp_path, capsy
     for arguments, message in [
         (["--model", str(teacher), *output, *columns], "is of type marian; only deqnar models have n-grams"),
         ([*model, "--output_dir", str(teacher), *columns], "exists and is not an empty folder; name another"),
-        ([*model, *output, "--data", str(few), *columns[2:]], "1 texts are too few"),
+        ([*model, *output, "--data", str(few), *columns[2:]], "1 pairs are too few to learn n-grams from"),
         ([*model, *output, *columns, "--order", "1"], "order=1 and least=2 must be at least 2 and 1"),
         ([*model, *output, *columns, "--weight", "0"], "weight=0.0 must be above 0"),
     ]:

@@ -25,7 +25,7 @@ A ladder is a YAML file:
       train: {max_tokens: 2048, seed: 1, …}
     rungs:
       teacher:
-        verb: teacher                      # or distill, train, energy, ngrams: the settings are its flags
+        verb: teacher                      # or distill, train, energy, ngrams, shortlist: the settings are its flags
         settings: {train_data: "{data}/train.jsonl.gz", …}
         decode: {greedy: {num_beams: 1}, beam 5: {num_beams: 5}}      # options of generate by a name
       distilled:
@@ -69,7 +69,8 @@ from .evaluate import parse_system
 from .loading import train_extra
 from .report import load_figure
 
-VERBS = ("teacher", "distill", "train", "energy", "ngrams")
+COUNTED = ("ngrams", "shortlist")  # tables that a model is given in seconds: nothing is trained, or goes on
+VERBS = ("teacher", "distill", "train", "energy", *COUNTED)
 KEYS = ("test", "source", "target", "about", "defaults", "rungs")
 ABOUT = ("title", "dataset", "licence", "attribution", "limits")
 RUNG_KEYS = ("verb", "like", "settings", "decode", "seeds", "curve", "title")
@@ -140,8 +141,8 @@ class Ladder:
         result = self.result(name)
         if self.rungs[name].verb == "distill":
             return result.is_file()
-        # Written when the model is; a folder with n-grams has its name only when it is complete.
-        return (result / ("config.json" if self.rungs[name].verb == "ngrams" else "trainer_state.json")).is_file()
+        # Written when the model is; a model with a new table is in its place only when it is complete.
+        return (result / ("config.json" if self.rungs[name].verb in COUNTED else "trainer_state.json")).is_file()
 
     def done(self, name: str) -> bool:
         """Whether it is trained and every decoding is evaluated as it is written now."""
@@ -322,6 +323,7 @@ def check_settings(ladder: Ladder, rung: Rung, path: Path) -> None:
     from ..training.trainer import objective_of
     from .distill import DistillationArguments
     from .ngrams import NgramArguments
+    from .shortlist import ShortlistArguments
 
     kinds = {
         "teacher": (TeacherArguments, known.DataArguments, known.TranslationTrainingArguments),
@@ -329,10 +331,11 @@ def check_settings(ladder: Ladder, rung: Rung, path: Path) -> None:
         "train": (known.ModelArguments, known.DataArguments, known.DeqNarTrainingArguments),
         "energy": (EnergyArguments, known.CorpusArguments, EnergyTrainingArguments),
         "ngrams": (NgramArguments,),
+        "shortlist": (ShortlistArguments,),
     }[rung.verb]
     try:
         parsed = known.parse_settings(kinds, ladder.filled(rung))
-        if rung.verb in ("train", "energy", "ngrams"):
+        if rung.verb in ("train", "energy", *COUNTED):
             for decoding in rung.decodings().values():
                 DeqNarGenerationConfig(**parse_system(as_system("model", decoding))[1])
         if rung.verb == "train":
@@ -415,9 +418,9 @@ def run_rung(ladder: Ladder, rung: Rung) -> None:
     if known is None:
         recipe = ladder.file(rung.name, "yaml")
         write_whole(recipe, [recipe_text(ladder, rung)])
-        if rung.verb == "ngrams":  # which takes seconds, and does not go on where it was cut off
+        if rung.verb in COUNTED:
             shutil.rmtree(ladder.result(rung.name), ignore_errors=True)
-        command(ladder, rung, [rung.verb, str(recipe)], 1 if rung.verb == "ngrams" else ladder.processes)
+        command(ladder, rung, [rung.verb, str(recipe)], 1 if rung.verb in COUNTED else ladder.processes)
         known = {"name": rung.name, "verb": rung.verb, "recipe": fingerprint(ladder, rung)}
         known |= {"settings": ladder.filled(rung), **training_figures(ladder, rung), "decodings": {}}
         known |= {"machine": machine(int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count() or 1)}
@@ -472,7 +475,7 @@ def training_figures(ladder: Ladder, rung: Rung) -> dict[str, Any]:
 
     folder = ladder.result(rung.name)
     state = {"global_step": 0, "log_history": []}  # of what is counted, not trained
-    if rung.verb != "ngrams":
+    if rung.verb not in COUNTED:
         state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
     with safe_open(folder / "model.safetensors", "pt") as weights:
         trained = [key for key in weights.keys() if not re.search(r"\b(ngrams|shortlist)\.", key)]  # noqa: SIM118, no dict

@@ -10,32 +10,22 @@ on, and any others. `generate` then searches with a beam of five, unless it is t
 
 import argparse
 import math
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..corpus.ngrams import add_ngrams
+from ..ngrams_deqnar import Fluency
+from ..pipeline_deqnar import clean_text
 from .loading import train_extra
-
-if TYPE_CHECKING:
-    from ..ngrams_deqnar import Fluency
+from .tables import TableArguments, learned_and_others, open_model, save_whole
 
 TAKES_ALL = True  # its flags are those of a dataclass
-HELD_OUT = 20  # every such text is not learned from, but guessed
 
 
 @dataclass
-class NgramArguments:
+class NgramArguments(TableArguments):
     """Which model, which texts, and how much they count."""
 
-    model: str = field(metadata={"help": "Directory or hub id of a CTC model."})
-    data: list[str] = field(
-        metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…; or several of them."}
-    )
-    source: str = field(metadata={"help": "Column (or file ending) of the source language."})
-    target: str = field(metadata={"help": "Column (or file ending) of the target language."})
-    output_dir: str = field(metadata={"help": "Folder for the model with its n-grams."})
     order: int = field(default=3, metadata={"help": "Tokens of the longest n-gram."})
     least: int = field(default=2, metadata={"help": "n-grams of three tokens and more are listed if seen so often."})
     weight: float = field(default=0.2, metadata={"help": "Weight of log p of a text in the search."})
@@ -52,40 +42,20 @@ def run(options: argparse.Namespace) -> None:
     with train_extra("Reading settings"):
         from ..training.arguments import parse_arguments
     (arguments,) = parse_arguments((NgramArguments,), options.arguments, "hf-deqnar ngrams")
-    from ..corpus.ngrams import add_ngrams
-    from ..corpus.reading import read_parallel
-    from ..ngrams_deqnar import Fluency
-    from ..pipeline_deqnar import clean_text
-    from .loading import load_model
-
-    output = Path(arguments.output_dir)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FileExistsError(f"{output} exists and is not an empty folder; name another.")
-    model, tokenizer = load_model(arguments.model, "cpu", runtime="torch")
-    if model.config.model_type != "deqnar":
-        raise ValueError(f"{arguments.model} is of type {model.config.model_type}; only deqnar models have n-grams.")
-    pairs = [pair for data in arguments.data for pair in read_parallel(data, arguments.source, arguments.target)]
-    if len(pairs) <= HELD_OUT:
-        raise ValueError(f"{', '.join(arguments.data)}: {len(pairs)} texts are too few to learn what follows what.")
+    model, tokenizer, pairs = open_model(arguments, "n-grams")
     texts = tokenizer([clean_text(pair.references[0]) for pair in pairs])["input_ids"]
-    learned = [text for number, text in enumerate(texts) if number % HELD_OUT]
+    learned, others = learned_and_others(texts)
     names = ("order", "least", "weight", "bonus")
     add_ngrams(model, learned, **{name: getattr(arguments, name) for name in names})
-    guessed = perplexity(Fluency(model.model.ngrams, 1.0, 0.0, model.config.eos_token_id), texts[::HELD_OUT])
-    unfinished = output.with_name(f"{output.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
-    if output.exists():
-        output.rmdir()
-    os.replace(unfinished, output)
+    guessed = perplexity(Fluency(model.model.ngrams, 1.0, 0.0, model.config.eos_token_id), others)
+    save_whole(model, tokenizer, Path(arguments.output_dir))
     print(
         f"{model.config.ngram_entries:,} n-grams of 2 to {arguments.order} tokens; perplexity {guessed:.1f} on "
-        f"{len(texts[::HELD_OUT]):,} other texts."
+        f"{len(others):,} other texts."
     )
 
 
-def perplexity(fluency: "Fluency", texts: list[list[int]]) -> float:
+def perplexity(fluency: Fluency, texts: list[list[int]]) -> float:
     """exp of the mean −log p of a token, ends of texts among them."""
     total, count = 0.0, 0
     of_token, of_end = fluency.one_by_one(fluency.ngrams.one_by_one())

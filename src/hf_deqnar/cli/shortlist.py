@@ -1,6 +1,6 @@
 """Give a model a shortlist, so that it need not look at its whole vocabulary.
 
-    hf-deqnar shortlist my-model quick-model --data distilled.jsonl.gz --source en --target de
+    hf-deqnar shortlist --model my-model --data distilled.jsonl.gz --source en --target de --output_dir quick-model
 
 For every source token the likeliest companions are learned from sentence pairs (those that the model was trained on, or
 the like); a translation is then made of the companions of its source, and of what is common everywhere. `generate` uses
@@ -9,53 +9,41 @@ tokens are looked at, and how many of the targets could be written so, in pairs 
 """
 
 import argparse
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from ..corpus.reading import read_parallel
 from ..corpus.shortlist import add_shortlist
 from ..pipeline_deqnar import clean_text
-from .loading import load_model
+from .loading import train_extra
+from .tables import TableArguments, learned_and_others, open_model, save_whole
 
-HELD_OUT = 20  # every such pair is not learned from, but counted
+TAKES_ALL = True  # its flags are those of a dataclass
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a directory or hub id")
-    parser.add_argument("output", type=Path, help="folder for the model with its shortlist")
-    parser.add_argument("--data", required=True, help="JSONL, TSV or CSV (.gz), or the beginning of two aligned files")
-    parser.add_argument("--source", required=True, help="column (or file ending) of the source language")
-    parser.add_argument("--target", required=True, help="column (or file ending) of the target language")
-    parser.add_argument("--size", type=int, default=40, help="companions of every source token (default: 40)")
-    parser.add_argument("--common", type=int, default=300, help="tokens that go with every source (default: 300)")
+@dataclass
+class ShortlistArguments(TableArguments):
+    """Which model, which pairs, and how long the lists are."""
+
+    size: int = field(default=40, metadata={"help": "Companions of every source token."})
+    common: int = field(default=300, metadata={"help": "Tokens that go with every source."})
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.output.exists() and (not options.output.is_dir() or any(options.output.iterdir())):
-        raise FileExistsError(f"{options.output} exists and is not an empty folder; name another.")
-    model, tokenizer = load_model(options.model, "cpu", runtime="torch")
-    if model.config.model_type != "deqnar":
-        raise ValueError(f"{options.model} is of type {model.config.model_type}; only deqnar models have shortlists.")
-    pairs = read_parallel(options.data, options.source, options.target)
-    if len(pairs) <= HELD_OUT:
-        raise ValueError(f"{options.data} has {len(pairs)} pairs; that is too few to learn what goes with what.")
+    with train_extra("Reading settings"):
+        from ..training.arguments import parse_arguments
+    (arguments,) = parse_arguments((ShortlistArguments,), options.arguments, "hf-deqnar shortlist")
+    model, tokenizer, pairs = open_model(arguments, "shortlists")
     sources = tokenizer([clean_text(pair.source) for pair in pairs])["input_ids"]
     targets = tokenizer([clean_text(pair.references[0]) for pair in pairs])["input_ids"]
-    learned = [number for number in range(len(pairs)) if number % HELD_OUT]
-    add_shortlist(
-        model,
-        [sources[number] for number in learned],
-        [targets[number] for number in learned],
-        options.size,
-        options.common,
-    )
-    words, reached = coverage(model.model.shortlist, sources[::HELD_OUT], targets[::HELD_OUT])
-    model.save_pretrained(options.output)
-    tokenizer.save_pretrained(options.output)
+    learned, others = learned_and_others(list(zip(sources, targets, strict=True)))
+    add_shortlist(model, *map(list, zip(*learned, strict=True)), arguments.size, arguments.common)
+    words, reached = coverage(model.model.shortlist, *map(list, zip(*others, strict=True)))
+    save_whole(model, tokenizer, Path(arguments.output_dir))
     print(
         f"{words:.0f} of {model.config.vocab_size:,} tokens are looked at on average; {reached:.2%} of the tokens of "
-        f"{len(sources[::HELD_OUT]):,} other targets are among them."
+        f"{len(others):,} other targets are among them."
     )
 
 
