@@ -1,0 +1,34 @@
+import pytest
+
+pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
+
+from hf_deqnar.cli.main import main
+
+from ..teachers import small_teacher
+
+
+@pytest.mark.parametrize(
+    ("verb", "what", "options", "refusal"),
+    [
+        ("ngrams", "n-grams", ["--order", "1"], "order=1 and least=2 must be at least 2 and 1"),
+        ("ngrams", "n-grams", ["--weight", "0"], "weight=0.0 must be above 0"),
+        ("shortlist", "shortlists", ["--size", "0"], "size=0 and common=300 must be between 1 and"),
+    ],
+)
+def test_errors_are_one_readable_line(saved, columns, tokenizer, tmp_path, capsys, verb, what, options, refusal):
+    teacher, few = tmp_path / "teacher", tmp_path / "few.jsonl"
+    small_teacher(vocabulary=len(tokenizer)).save_pretrained(teacher)
+    tokenizer.save_pretrained(teacher)
+    few.write_text('{"en": "Hello.", "de": "Hallo."}\n')
+    model, output = ["--model", str(saved["ctc"])], ["--output_dir", str(tmp_path / "out")]
+    capsys.readouterr()
+    for arguments, message in [
+        (["--model", str(teacher), *output, *columns], f"is of type marian; only deqnar models have {what}"),
+        ([*model, "--output_dir", str(teacher), *columns], "exists and is not an empty folder; name another"),
+        ([*model, *output, "--data", str(few), *columns[2:]], f"1 pairs are too few to learn {what} from"),
+        ([*model, *output, *columns, *options], refusal),
+    ]:
+        assert main([verb, *arguments]) == 1, arguments
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.strip().splitlines()) == 1
