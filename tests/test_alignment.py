@@ -15,6 +15,7 @@ from hf_deqnar.alignment import (
     needed_canvas,
     prefix_beam_of_sentence,
     prefix_beam_search,
+    prefix_beams_in_turn,
     viterbi_path,
 )
 
@@ -128,6 +129,21 @@ def test_a_long_and_unsure_sentence_does_not_vanish_in_its_beam():
     candidates = torch.arange(7).expand(400, -1)
     ((_, score), *_) = prefix_beam_of_sentence(log_probabilities.numpy(), candidates.numpy(), blank=0, beam_size=3)
     assert -400 * 50 < score < -700  # exp(−700) is all that a float can hold
+
+
+@pytest.mark.parametrize("beam_size", [1, 4, 30])
+def test_rows_searched_in_turn_are_those_searched_together(beam_size):
+    generator = torch.Generator().manual_seed(5)
+    log_probabilities = torch.randn(5, 7, 6, generator=generator, dtype=torch.float64).log_softmax(dim=-1)
+    question = (log_probabilities, torch.tensor([7, 1, 4, 2, 6]), 0, beam_size)
+    texts, counts, scores = prefix_beam_search(*question, padding=9)
+    others, other_counts, other_scores = prefix_beams_in_turn(*question, padding=9)
+    found = scores > float("-inf")
+    assert torch.equal(found, other_scores > float("-inf"))  # a short row has not so many texts
+    assert beam_size < 30 or not found.all()
+    torch.testing.assert_close(other_scores, scores)
+    assert torch.equal(other_counts[found], counts[found])
+    assert torch.equal(others[found], texts[found])
 
 
 def test_rows_of_a_prefix_beam_do_not_influence_each_other():

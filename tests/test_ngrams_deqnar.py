@@ -69,7 +69,7 @@ def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size, least_chance
     ends = language.of_end(texts, counts)
     candidates = log_probabilities.topk(2 * beam_size + 1, dim=-1).indices
     for row in range(4):
-        added, of_end = language.one_by_one(language.ngrams.one_by_one())
+        added, of_end = language.one_by_one()
         alone = (log_probabilities[row].numpy(), candidates[row].numpy(), BLANK, beam_size)
         found = prefix_beam_of_sentence(*alone, added, language.bonus, least_chance)
         expected = [tuple(texts[row, place, : counts[row, place]].tolist()) for place in range(beam_size)]

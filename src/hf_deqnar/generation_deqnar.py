@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 
-from .alignment import likeliest, pack, prefix_beam_search, starts_of_runs
+from .alignment import likeliest, pack, prefix_beam_search, prefix_beams_in_turn, starts_of_runs
 from .drafts_deqnar import Candidates, Draft, DraftReader
 from .ngrams_deqnar import LEAST_CHANCE, Fluency
 from .scoring_deqnar import check_scorer, load_reranker, teacher_forced, with_end
@@ -450,15 +450,7 @@ class DeqNarGenerationMixin:
         every = torch.arange(len(lengths), device=lengths.device)
         if settings.ctc_beam_size > 1:
             fluency = self._fluency(settings)
-            texts, counts, scores = prefix_beam_search(
-                candidates.log_probabilities,
-                lengths,
-                self.config.blank_token_id,
-                settings.ctc_beam_size,
-                padding,
-                added=fluency,
-                least_chance=0.0 if fluency is None else LEAST_CHANCE,
-            )
+            texts, counts, scores = self._search_beams(candidates.log_probabilities, lengths, settings, fluency)
             # What a beam with n-grams finds best is the score itself; without them long texts would be at a loss.
             ranked = scores / counts.clamp_min(1) if fluency is None else scores + fluency.of_end(texts, counts)
             scores = ranked.flatten()
@@ -474,6 +466,17 @@ class DeqNarGenerationMixin:
         token_scores, _ = pack(candidates.scores, kept, 0.0)
         scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
         return texts[:, : settings.max_length], scores, token_scores[:, : settings.max_length], every
+
+    def _search_beams(
+        self, log_probabilities: Tensor, lengths: Tensor, settings: DeqNarGenerationConfig, fluency: Fluency | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The texts of every row's beam, their lengths, and log p of each with what n-grams add."""
+        question = (log_probabilities, lengths, self.config.blank_token_id, settings.ctc_beam_size)
+        options = {"padding": self.config.pad_token_id, "least_chance": 0.0 if fluency is None else LEAST_CHANCE}
+        if log_probabilities.device.type != "cpu":
+            return prefix_beam_search(*question, **options, added=fluency)
+        added = None if fluency is None else fluency.one_by_one()[0]
+        return prefix_beams_in_turn(*question, **options, added=added, most_added=settings.token_bonus)
 
     def _fluency(self, settings: DeqNarGenerationConfig) -> Fluency | None:
         """What n-grams add in a beam search; None if they are not asked."""

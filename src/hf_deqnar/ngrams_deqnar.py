@@ -70,8 +70,9 @@ class Ngrams(nn.Module):
 
     def one_by_one(self) -> Callable[[tuple[int, ...], int], float]:
         """The same for one token at a time, in Python's numbers: context, token → log p."""
-        keys, chances, backoffs = (part.numpy() for part in (self.keys, self.chances, self.backoffs))
-        first_chances, first_backoffs = self.first_chances.tolist(), self.first_backoffs.tolist()
+        tables = (self.chances, self.backoffs, self.first_chances, self.first_backoffs)
+        chances, backoffs, first_chances, first_backoffs = (table.float().numpy() for table in tables)
+        keys = self.keys.numpy()
         last = len(keys) - 1
 
         def look_up(values: numpy.ndarray, number: int, otherwise: float) -> float:
@@ -81,12 +82,12 @@ class Ngrams(nn.Module):
             return float(values[place]) if keys[place] == number else otherwise
 
         def log_chance(context: tuple[int, ...], token: int) -> float:
-            found = first_chances[token]
+            found = float(first_chances[token])
             for size in range(1, min(len(context), self.order - 1) + 1):
                 number = 0
                 for each in context[len(context) - size :]:
                     number = extend_hash(number, each)
-                left = first_backoffs[context[-1]] if size == 1 else look_up(backoffs, number, 0.0)
+                left = float(first_backoffs[context[-1]]) if size == 1 else look_up(backoffs, number, 0.0)
                 found = look_up(chances, extend_hash(number, token), found + left)
             return found
 
@@ -119,16 +120,13 @@ class Fluency:
         tokens = torch.where(places == -1, self.end, tokens)
         return tokens.masked_fill(places < -1, NOBODY)
 
-    def one_by_one(
-        self, log_chance: Callable[[tuple[int, ...], int], float], names: list[int] | None = None
-    ) -> tuple[Callable, Callable]:
+    def one_by_one(self, names: list[int] | None = None) -> tuple[Callable, Callable]:
         """For one sentence in Python's numbers: (prefix, token) → what is added, and prefix → what its end adds.
 
         Args:
-            log_chance: what `Ngrams.one_by_one` gives, which takes longer to make than a sentence to translate.
             names: the tokens that the search calls 0, 1, …; it calls them by their ids if not given.
         """
-        before = self.ngrams.order - 1
+        before, log_chance = self.ngrams.order - 1, self.ngrams.one_by_one()
         known: dict[tuple[tuple[int, ...], int], float] = {}
 
         def context_of(prefix: tuple[int, ...]) -> tuple[int, ...]:

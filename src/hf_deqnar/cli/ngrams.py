@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
 def perplexity(fluency: Fluency, texts: list[list[int]]) -> float:
     """exp of the mean −log p of a token, ends of texts among them."""
     total, count = 0.0, 0
-    of_token, of_end = fluency.one_by_one(fluency.ngrams.one_by_one())
+    of_token, of_end = fluency.one_by_one()
     for text in texts:
         tokens = [token for token in text if token != fluency.end]
         total += sum(of_token(tuple(tokens[:place]), token) for place, token in enumerate(tokens))

@@ -397,11 +397,6 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         kept[1:] &= path[1:] != path[:-1]
         return path[kept][: settings.max_length].tolist()
 
-    @cached_property
-    def log_chance(self) -> Callable[[tuple[int, ...], int], float]:
-        """The n-grams for one token at a time."""
-        return self.model.ngrams.one_by_one()
-
     def _search(
         self, log_probabilities: Tensor, candidates: Tensor, words: Words | None, settings: DeqNarGenerationConfig
     ) -> list[int] | None:
@@ -410,7 +405,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         """
         blank, fluency = self.config.blank_token_id, self._fluency(settings)
         names = None if words is None else words.tokens.tolist()
-        added, of_end = (None, None) if fluency is None else fluency.one_by_one(self.log_chance, names)
+        added, of_end = (None, None) if fluency is None else fluency.one_by_one(names)
         texts = prefix_beam_of_sentence(
             log_probabilities[0].numpy(),
             candidates[0].numpy(),
