@@ -35,6 +35,22 @@ def test_one_model(run, saved, data, tmp_path):
     assert len((tmp_path / "out" / "1.txt").read_text().split("\n")) == 7
 
 
+def test_names_are_counted_where_others_are_put_in_their_place(run, saved, tmp_path):
+    corpus, test, figures = tmp_path / "corpus.jsonl", tmp_path / "test.jsonl", tmp_path / "figures.json"
+    cities = [{"en": f"He is in {city}.", "de": f"Er ist in {city}."} for city in ("Boston", "Berlin", "Oslo")]
+    corpus.write_text("\n".join(map(json.dumps, cities)))
+    test.write_text("\n".join(map(json.dumps, [cities[1], {"en": "I like tea.", "de": "Ich mag Tee."}])))
+    columns = ["--data", test, "--source", "en", "--target", "de"]
+    done = run("evaluate", saved["ctc"], *columns, "--other-names", corpus, "--json", figures)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(figures.read_text())["systems"].values()
+    assert (found["sentences"], found["names_kept"]) == (1, 0.0)  # of an untrained model
+    assert "names kept" in done.stdout
+    done = run("evaluate", saved["ctc"], *columns, "--other-names", test)
+    assert done.returncode == 1
+    assert "has a name of" in done.stderr
+
+
 def test_ours_against_an_autoregressive_model(run, saved, data, tokenizer, tmp_path):
     teacher = tmp_path / "teacher"
     reranker(len(tokenizer)).save_pretrained(teacher)

@@ -1,4 +1,4 @@
-from hf_deqnar.corpus.names import find_names, vary_names
+from hf_deqnar.corpus.names import find_names, share_kept, vary_names, with_other_names
 from hf_deqnar.corpus.reading import Pair
 
 CITIES = ["Boston", "Berlin", "Oslo"]
@@ -44,3 +44,11 @@ def test_a_share_of_the_pairs_is_varied_and_the_seed_decides_which():
     changed = sum(old != new for old, new in zip(pairs, varied, strict=True))
     assert 50 < changed < 100
     assert vary_names(pairs, share=0.0, seed=1) == pairs
+
+
+def test_the_names_that_arrive_are_counted():
+    test = [Pair("Is she in Oslo?", ["Ist sie in Oslo?", "Ist sie denn in Oslo?"]), Pair("Yes.", ["Ja."])]
+    (pair,), (name,) = with_other_names(test, PAIRS, seed=0)
+    assert name in ("Boston", "Berlin")
+    assert pair == Pair(f"Is she in {name}?", [f"Ist sie in {name}?"])
+    assert share_kept([pair.references[0], "Ist sie in Oslo?", f"{name}er Luft"], [name] * 3) == 1 / 3

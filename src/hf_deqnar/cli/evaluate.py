@@ -5,6 +5,11 @@
 
 Each system is a directory or hub id, with options of its `generate` behind commas. With several, the others are
 compared with the first by paired bootstrap.
+
+    hf-deqnar evaluate my-model --data test.jsonl.gz --source en --target de --other-names train.jsonl.gz
+
+evaluates the sentences with names alone, each with another name of the corpus in its place, and tells how many of these
+names arrive in the translation: corpora speak of few people and places, and users of many.
 """
 
 import argparse
@@ -15,8 +20,11 @@ from typing import Any
 from ..benchmarks.common import markdown_table, read_options
 from ..corpus.evaluation import compare, score, translate_sentences
 from ..corpus.files import check_parent, check_writable
+from ..corpus.names import share_kept, with_other_names
 from ..corpus.reading import read_parallel
 from .loading import load_model
+
+SEED = 0  # of the draw of other names: all systems are asked for the same
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", required=True, help="column (or file ending) of the references")
     parser.add_argument("--batch-size", type=int, default=32, help="sentences translated together (default: 32)")
     parser.add_argument("--limit", type=int, help="only the first so many sentences")
+    parser.add_argument("--other-names", metavar="CORPUS", help="evaluate what has a name, with others of this corpus")
     parser.add_argument("--device", help="such as cpu or cuda:0")
     parser.add_argument("--samples", type=int, default=1000, help="bootstrap samples (default: 1000)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write each system's translations there")
@@ -48,6 +57,11 @@ def run(options: argparse.Namespace) -> None:
     check_writable(options.json)
     check_parent(options.output)
     pairs = read_parallel(options.data, options.source, options.target)[: options.limit]
+    names = None
+    if options.other_names is not None:
+        pairs, names = with_other_names(pairs, read_parallel(options.other_names, options.source, options.target), SEED)
+        if not pairs:
+            raise ValueError(f"No sentence of {options.data} has a name of {options.other_names} that has another.")
     systems = {}
     for text in options.system:
         name, settings = parse_system(text)
@@ -59,6 +73,9 @@ def run(options: argparse.Namespace) -> None:
             file = options.output / f"{len(systems)}.txt"
             file.write_text("\n".join(systems[text].texts) + "\n", encoding="utf-8")
     figures = {"data": options.data, "systems": {text: score(found, pairs) for text, found in systems.items()}}
+    if names is not None:
+        for text, found in systems.items():
+            figures["systems"][text]["names_kept"] = share_kept(found.texts, names)
     if len(systems) > 1:
         figures["paired_bootstrap"] = compare(systems, pairs, options.samples)
     print(table(figures))
@@ -88,5 +105,10 @@ def table(figures: dict) -> str:
             ]
         )
     first = next(iter(figures["systems"].values()))
+    if "names_kept" in first:
+        headers.append("names kept")
+        rows = [
+            [*row, f"{found['names_kept']:.1%}"] for row, found in zip(rows, figures["systems"].values(), strict=True)
+        ]
     signatures = f"BLEU {first['bleu_signature']}\nchrF {first['chrf_signature']}"
     return f"{markdown_table(headers, rows)}\n\n{signatures}\n{first['sentences']} sentences"

@@ -65,23 +65,15 @@ def find_names(pairs: list[Pair]) -> dict[Neighbours, list[str]]:
     return {neighbours: sorted(words & names) for neighbours, words in seen.items()}
 
 
-def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
-    """The pairs, but for a share of those with names, which speak of somebody or somewhere else.
-
-    >>> pairs = [Pair(f"He lives in {city}.", [f"Er lebt in {city}."]) for city in ("Boston", "Berlin")]
-    >>> [pair.references for pair in vary_names(pairs, share=1.0, seed=1)]
-    [['Er lebt in Berlin.'], ['Er lebt in Boston.']]
-    """
-    names, generator, varied = find_names(pairs), random.Random(seed), []
-    for pair in pairs:
-        for place in shared_words(pair):
-            known = names.get(place.neighbours, [])
-            others = [name for name in known if name != place.name] if place.name in known else []
-            if others and generator.random() < share:
-                pair = exchanged(pair, place, generator.choice(others))
-                break  # where the other names of the pair stood, they no longer stand
-        varied.append(pair)
-    return varied
+def exchangeable(pair: Pair, names: dict[Neighbours, list[str]]) -> list[tuple[Place, list[str]]]:
+    """Where names stand in a pair, and which others might stand there."""
+    found = []
+    for place in shared_words(pair):
+        known = names.get(place.neighbours, [])
+        others = [name for name in known if name != place.name] if place.name in known else []
+        if others:
+            found.append((place, others))
+    return found
 
 
 def exchanged(pair: Pair, place: Place, name: str) -> Pair:
@@ -91,3 +83,35 @@ def exchanged(pair: Pair, place: Place, name: str) -> Pair:
         f"{text[:start]}{name}{text[end:]}" for text, (start, end) in zip(texts, place.spans, strict=True)
     )
     return Pair(source, [target])
+
+
+def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
+    """The pairs, but for a share of those with names, which speak of somebody or somewhere else.
+
+    >>> pairs = [Pair(f"He lives in {city}.", [f"Er lebt in {city}."]) for city in ("Boston", "Berlin")]
+    >>> [pair.references for pair in vary_names(pairs, share=1.0, seed=1)]
+    [['Er lebt in Berlin.'], ['Er lebt in Boston.']]
+    """
+    names, generator, varied = find_names(pairs), random.Random(seed), []
+    for pair in pairs:
+        for place, others in exchangeable(pair, names):
+            if generator.random() < share:
+                pair = exchanged(pair, place, generator.choice(others))
+                break  # where the other names of the pair stood, they no longer stand
+        varied.append(pair)
+    return varied
+
+
+def with_other_names(pairs: list[Pair], corpus: list[Pair], seed: int) -> tuple[list[Pair], list[str]]:
+    """Those of the pairs that have a name of a corpus, each with another of its names instead, and these."""
+    names, generator, found = find_names(corpus), random.Random(seed), []
+    for pair in pairs:
+        for place, others in exchangeable(pair, names)[:1]:
+            name = generator.choice(others)
+            found.append((exchanged(pair, place, name), name))
+    return [pair for pair, _ in found], [name for _, name in found]
+
+
+def share_kept(texts: list[str], names: list[str]) -> float:
+    """How many of the texts have the name that belongs to them."""
+    return sum(name in WORD.findall(text) for text, name in zip(texts, names, strict=True)) / len(names)
