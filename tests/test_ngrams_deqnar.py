@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from hf_deqnar import DeqNarForConditionalGeneration
+from hf_deqnar import DeqNarForConditionalGeneration, generation_deqnar
 from hf_deqnar.alignment import prefix_beam_of_sentence, prefix_beam_search
 from hf_deqnar.corpus.ngrams import add_ngrams, learn_ngrams
 from hf_deqnar.ngrams_deqnar import Fluency
@@ -128,8 +128,26 @@ def test_options_that_cannot_be_used_are_refused():
         model.generate(**batch, ctc_beam_size=1, ngram_weight=0.5)
     with pytest.raises(ValueError, match="token_bonus=0.5 has no effect without ngram_weight"):
         model.generate(**batch, ngram_weight=0.0, token_bonus=0.5)
-    with pytest.raises(ValueError, match="ngram_weight must be a number of at least 0"):
+    with pytest.raises(ValueError, match="ngram_weight must be a number from 0 to 100"):
         model.generate(**batch, ngram_weight=-1.0)
     untold = DeqNarForConditionalGeneration(model.config)
     with pytest.raises(ValueError, match="n-grams were never learned"):
         untold.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_searched_together_as_in_turn(monkeypatch, dtype):
+    model, batch = with_ngrams().to(dtype), source()
+    in_turn = model.generate(**batch, return_dict_in_generate=True)
+    monkeypatch.setattr(generation_deqnar, "in_turn", lambda values: False)
+    together = model.generate(**batch, return_dict_in_generate=True)
+    assert torch.equal(in_turn.sequences, together.sequences)
+    torch.testing.assert_close(in_turn.sequences_scores, together.sequences_scores, rtol=1e-4, atol=1e-4)
+
+
+def test_a_reranker_does_not_choose_what_is_no_text(monkeypatch):
+    model = with_ngrams()
+    found = torch.tensor([[[7], [8]]]), torch.tensor([[1, 1]]), torch.tensor([[float("-inf"), -1.0]])
+    monkeypatch.setattr(model, "_search_beams", lambda *question: found)
+    monkeypatch.setattr(model, "_rerank", lambda *question: torch.tensor([-1.0, -5.0]))
+    assert model.generate(torch.tensor([[9, 2]]), reranker=model).tolist() == [[8]]

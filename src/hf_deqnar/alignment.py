@@ -296,16 +296,18 @@ def prefix_beams_in_turn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `prefix_beam_search` returns, by `prefix_beam_of_sentence` for one row after the other: for CPUs, where the
     calls of a search in tensors take longer than the search.
+
+    Args:
+        added, most_added: as in `prefix_beam_of_sentence`.
     """
-    chances = full_precision(log_probabilities)
-    candidates = chances.topk(min(2 * beam_size + 1, chances.shape[2]), dim=-1).indices.numpy()
-    found = []
-    for row, one, length in zip(chances.numpy(), candidates, lengths.tolist(), strict=True):
-        options = (blank, beam_size, added, most_added, least_chance)
-        texts = prefix_beam_of_sentence(row[:length], one[:length], *options)
+    log_probabilities = full_precision(log_probabilities)
+    likely = log_probabilities.topk(min(2 * beam_size + 1, log_probabilities.shape[2]), dim=-1).indices
+    options, found = (blank, beam_size, added, most_added, least_chance), []
+    for row, candidates, length in zip(log_probabilities.numpy(), likely.numpy(), lengths.tolist(), strict=True):
+        texts = prefix_beam_of_sentence(row[:length], candidates[:length], *options)
         found.append([*texts, *[((), float("-inf"))] * (beam_size - len(texts))])
     counts = torch.tensor([[len(text) for text, _ in row] for row in found])
-    scores = torch.tensor([[score for _, score in row] for row in found], dtype=chances.dtype)
+    scores = torch.tensor([[score for _, score in row] for row in found], dtype=log_probabilities.dtype)
     texts = torch.full((*counts.shape, max(1, int(counts.max()))), padding)
     for number, row in enumerate(found):
         for place, (text, _) in enumerate(row):

@@ -109,8 +109,8 @@ class DeqNarGenerationConfig(GenerationConfig):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         for name in ("ngram_weight", "token_bonus"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a number of at least 0, not {value!r}.")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+                raise ValueError(f"{name} must be a number from 0 to 100, not {value!r}.")
         if self.shortlist not in (None, True, False):
             raise ValueError(f"shortlist must be unset, True or False, not {self.shortlist!r}.")
         if not (self.reranker is None or isinstance(self.reranker, str) or hasattr(self.reranker, "config")):
@@ -245,7 +245,8 @@ class DeqNarGenerationMixin:
         candidates, drafts = self._refine_candidates(input_ids, source_mask, settings, streamer)
         texts, scores, token_scores, candidate = self._read_texts(candidates, settings)
         if settings.reranker is not None:
-            scores = self._rerank(settings.reranker, input_ids, source_mask, texts, candidates.sentence[candidate])
+            judged = self._rerank(settings.reranker, input_ids, source_mask, texts, candidates.sentence[candidate])
+            scores = judged if scores is None else judged.masked_fill(scores == float("-inf"), float("-inf"))
         chosen: Tensor | slice = slice(None)
         if len(texts) > len(input_ids):
             scores = demote_repeated(scores, texts, candidates.sentence[candidate])
@@ -473,7 +474,7 @@ class DeqNarGenerationMixin:
         """The texts of every row's beam, their lengths, and log p of each with what n-grams add."""
         question = (log_probabilities, lengths, self.config.blank_token_id, settings.ctc_beam_size)
         options = {"padding": self.config.pad_token_id, "least_chance": 0.0 if fluency is None else LEAST_CHANCE}
-        if log_probabilities.device.type != "cpu":
+        if not in_turn(log_probabilities):
             return prefix_beam_search(*question, **options, added=fluency)
         added = None if fluency is None else fluency.one_by_one()[0]
         return prefix_beams_in_turn(*question, **options, added=added, most_added=settings.token_bonus)
@@ -522,6 +523,11 @@ class DeqNarGenerationMixin:
             # Without the file the defaults of __init__ stand; one that cannot be read is an error.
             if cached_file(path, file, _raise_exceptions_for_missing_entries=False, **where) is not None:
                 self.generation_config = DeqNarGenerationConfig.from_pretrained(path, **where)
+
+
+def in_turn(values: Tensor) -> bool:
+    """Whether rows are better searched one after the other, by a processor that need not be told every step."""
+    return values.device.type == "cpu"
 
 
 def take_back_ngrams(settings: DeqNarGenerationConfig, asked: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ class Fluency:
         return tokens.masked_fill(places < -1, NOBODY)
 
     def one_by_one(self, names: list[int] | None = None) -> tuple[Callable, Callable]:
-        """For one sentence in Python's numbers: (prefix, token) → what is added, and prefix → what its end adds.
+        """For one token at a time in Python's numbers: (prefix, token) → what is added, and prefix → what its end adds.
 
         Args:
             names: the tokens that the search calls 0, 1, …; it calls them by their ids if not given.

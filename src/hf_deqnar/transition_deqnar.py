@@ -1,4 +1,4 @@
-"""Transition functions f(z) = F(z + u, x): what is applied until the sentence stops changing."""
+"""Transition functions f(z) = F(z + u, x) or F(W·z + u, x): what is applied until the sentence stops changing."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -73,7 +73,7 @@ class Transition(nn.Module):
         self.final_norm = nn.LayerNorm(config.d_model) if config.layer_norm == "pre" else nn.Identity()
 
     def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
-        """F(z + u, x): rows × canvas × width."""
+        """F of state and injection: rows × canvas × width."""
         hidden = self.feedback(state) + context.injection
         weights = (None, None) if record is None else (record.self_attentions, record.cross_attentions)
         for index, layer in enumerate(self.layers):

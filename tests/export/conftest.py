@@ -17,9 +17,9 @@ from ..conftest import SENTENCES, small_model, with_input_predictor
 # Every kind of refinement, both lengths, latents, and what else changes a graph.
 KINDS = {
     "implicit": {"refinement": "implicit", "length": "ctc", "weight_norm": "weight", "layer_norm": "pre"},
-    "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae", "feedback": "learned"},
+    "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},
     "stacked": {"refinement": "stacked", "length": "ctc", "positions": "learned", "layernorm_embedding": True},
-    "mixed with a shortlist": {"refinement": "mixed", "length": "ctc", "shortlist": True},
+    "mixed with a shortlist": {"refinement": "mixed", "length": "ctc", "shortlist": True, "feedback": "learned"},
     "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True, "shortlist": True},
 }
 

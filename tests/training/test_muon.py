@@ -90,7 +90,8 @@ def test_the_rest_is_adams():
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 @pytest.mark.parametrize("length", ["ctc", "predict"])
 def test_it_takes_every_matrix_of_the_layers_and_nothing_else(refinement, length):
-    model = small_model(refinement=refinement, length=length, latent="vae")
+    feedback = "sum" if refinement == "stacked" else "learned"
+    model = small_model(refinement=refinement, length=length, latent="vae", feedback=feedback)
     found = matrices_of_layers(model)
     homes = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     heads = ("lm_head", "prior", "posterior", "lift", "classifier")

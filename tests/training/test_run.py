@@ -65,6 +65,14 @@ def test_a_run_may_read_of_other_names(tmp_path):
         read_training_data(DataArguments(**data, vary_names=0.5), kd)
 
 
+def test_a_model_that_learns_what_to_feed_back_starts_with_all_of_it(tmp_path, tokenizer):
+    old = small_model(torch.float32, vocab_size=len(tokenizer))
+    old.save_pretrained(tmp_path / "old")
+    model = find_model(ModelArguments(model=str(tmp_path / "old"), config=["feedback=learned"]), tokenizer).eval()
+    tokens = torch.tensor([[7, 8, 9, 2]])
+    torch.testing.assert_close(model(input_ids=tokens).logits, old(input_ids=tokens).logits)
+
+
 def test_a_run_is_known_by_the_weights_it_started_from_wherever_they_lie(teacher, tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES))

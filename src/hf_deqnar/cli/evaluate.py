@@ -74,6 +74,7 @@ def run(options: argparse.Namespace) -> None:
             file.write_text("\n".join(systems[text].texts) + "\n", encoding="utf-8")
     figures = {"data": options.data, "systems": {text: score(found, pairs) for text, found in systems.items()}}
     if names is not None:
+        figures["other_names"] = options.other_names
         for text, found in systems.items():
             figures["systems"][text]["names_kept"] = share_kept(found.texts, names)
     if len(systems) > 1:

@@ -30,7 +30,7 @@ class TableArguments:
 def open_model(
     arguments: TableArguments, what: str
 ) -> tuple[DeqNarForConditionalGeneration, PreTrainedTokenizerBase, list[Pair]]:
-    """The model, its tokenizer and the pairs, once it is sure that the result can be written."""
+    """The model, its tokenizer and the pairs, once it is sure that the folder of the result is free."""
     output = Path(arguments.output_dir)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileExistsError(f"{output} exists and is not an empty folder; name another.")

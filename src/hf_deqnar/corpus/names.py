@@ -1,8 +1,9 @@
 """Names in other places: a corpus that speaks of Tom in Boston teaches little about Anna in Berlin.
 
 A name is a word that is left unchanged more often than it is translated, with a capital where no sentence begins, and
-never without one. It may stand wherever another name stands behind the same words: behind "in" and its translation "in"
-a city does, at the beginning of both sentences a person.
+never without one. It may stand wherever another name was seen behind the same words: behind "in" and its translation
+"in" stand cities, at the beginning of both sentences mostly people. Sense is not looked at: who reads "Afghanistan has
+gone home." learns that names stay as they are.
 """
 
 import random
@@ -67,10 +68,10 @@ def find_names(pairs: list[Pair]) -> dict[Neighbours, list[str]]:
 
 def exchangeable(pair: Pair, names: dict[Neighbours, list[str]]) -> list[tuple[Place, list[str]]]:
     """Where names stand in a pair, and which others might stand there."""
-    found = []
+    found, there = [], set(WORD.findall(pair.source))
     for place in shared_words(pair):
         known = names.get(place.neighbours, [])
-        others = [name for name in known if name != place.name] if place.name in known else []
+        others = [name for name in known if name not in there] if place.name in known else []
         if others:
             found.append((place, others))
     return found
@@ -86,7 +87,7 @@ def exchanged(pair: Pair, place: Place, name: str) -> Pair:
 
 
 def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
-    """The pairs, but for a share of those with names, which speak of somebody or somewhere else.
+    """The pairs, but for a share of those with names, in which one of them is another.
 
     >>> pairs = [Pair(f"He lives in {city}.", [f"Er lebt in {city}."]) for city in ("Boston", "Berlin")]
     >>> [pair.references for pair in vary_names(pairs, share=1.0, seed=1)]
@@ -94,10 +95,10 @@ def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
     """
     names, generator, varied = find_names(pairs), random.Random(seed), []
     for pair in pairs:
-        for place, others in exchangeable(pair, names):
-            if generator.random() < share:
-                pair = exchanged(pair, place, generator.choice(others))
-                break  # where the other names of the pair stood, they no longer stand
+        places = exchangeable(pair, names)
+        if places and generator.random() < share:
+            place, others = generator.choice(places)
+            pair = exchanged(pair, place, generator.choice(others))
         varied.append(pair)
     return varied
 

@@ -3,7 +3,7 @@
     source      the sentence, read once: cross-attention keys and values, what a canvas copies, length logits
     canvas      u, what is injected: once per pass
     transition  f(z) from z, u, keys, values and masks: once per evaluation (F(z + u, x) of an `explicit` model)
-    feedback    only of `explicit` models: features → expected embeddings
+    feedback    only of `explicit` models: features → expected embeddings (a learned W·z is part of the transition)
     head        features → the likeliest token, its log-probability, and the log-probabilities of all tokens
     input_head  only of models with an input predictor
     sentence    only of CTC models that are not `explicit`: all of it at once, for a sentence alone (`sentence.py`)
