@@ -27,7 +27,10 @@ CORRECT = {
         "Das Wetter ist heute schön, also gehen wir in den Park.",
         "Das Wetter ist heute schön, deshalb gehen wir in den Park.",
     },
-    "Could you tell me where the bathroom is?": {"Könnten Sie mir sagen, wo das Badezimmer ist?"},
+    "Could you tell me where the bathroom is?": {
+        "Könnten Sie mir sagen, wo das Badezimmer ist?",
+        "Könntest du mir sagen, wo das Badezimmer ist?",
+    },
     "Why didn't you call me yesterday?": {"Warum hast du mich gestern nicht angerufen?"},
     "What are you going to do tomorrow?": {"Was wirst du morgen machen?", "Was wirst du morgen tun?"},
     "My sister has two children and a dog.": {"Meine Schwester hat zwei Kinder und einen Hund."},
