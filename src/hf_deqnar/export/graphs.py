@@ -38,7 +38,7 @@ from .manifest import NGRAMS, PRECISIONS, SHORTLIST, is_export, write_manifest
 from .sentence import CANDIDATES, PARTS, READ, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
 
 OPSET = 18
-# Quantised, f(z) jumps with every number that is rounded the other way. In 20 evaluations the model in the box gets to
+# Quantised, f(z) jumps with every number that is rounded the other way. In 20 evaluations a model for the box got to
 # 5e-3 with none of 322 validation sentences, to 1e-2 with 72 %, to 2e-2 with 95 %: there in as many evaluations as the
 # unquantised model takes to 1e-2. BLEU is the same for all three.
 INT8_TOL = 2e-2
