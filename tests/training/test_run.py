@@ -65,6 +65,23 @@ def test_a_run_may_read_of_other_names(tmp_path):
         read_training_data(DataArguments(**data, vary_names=0.5), kd)
 
 
+def test_a_run_may_read_of_other_words(tmp_path):
+    file = tmp_path / "train.jsonl"
+    numbers = {"two": "zwei", "three": "drei"}
+    pairs = [(f"He has {number} dogs.", f"Er hat {zahl} Hunde.") for number, zahl in numbers.items()]
+    rest = [(f"a{index}", f"b{index}") for index in range(400)]
+    lines = [json.dumps({"en": source, "de": target}) for source, target in [*pairs * 5, *rest]]
+    file.write_text("\n".join(lines))
+    data = {"train_data": str(file), "source": "en", "target": "de"}
+    varied = read_pairs(DataArguments(**data, vary_words=1.0), seed=1)
+    assert [(pair.source, *pair.references) for pair in varied] == [*pairs[::-1] * 5, *rest]
+    with pytest.raises(ValueError, match="vary_words must be a share from 0 to 1, not -1"):
+        DataArguments(**data, vary_words=-1)
+    kd = DeqNarTrainingArguments(str(tmp_path / "run"), objective="dynamic_kd", use_cpu=True)
+    with pytest.raises(ValueError, match="vary_words=0.5 has no candidates for dynamic_kd"):
+        read_training_data(DataArguments(**data, vary_words=0.5), kd)
+
+
 def test_a_model_that_learns_what_to_feed_back_starts_with_all_of_it(tmp_path, tokenizer):
     old = small_model(torch.float32, vocab_size=len(tokenizer))
     old.save_pretrained(tmp_path / "old")

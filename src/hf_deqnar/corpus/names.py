@@ -9,8 +9,8 @@ gone home." learns that names stay as they are.
 import random
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
+from .places import Choice, Place, exchanged, vary
 from .reading import Pair
 
 WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
@@ -18,15 +18,6 @@ START = ""  # what stands before the first word
 SHORTEST = 3  # letters; with fewer, abbreviations are found
 
 Neighbours = tuple[str, str]  # the words before a name, in the source and in the target
-
-
-@dataclass
-class Place:
-    """Where a name stands in a pair."""
-
-    name: str
-    neighbours: Neighbours
-    spans: tuple[tuple[int, int], tuple[int, int]]  # characters in the source and in the target
 
 
 def shared_words(pair: Pair) -> list[Place]:
@@ -46,7 +37,7 @@ def shared_words(pair: Pair) -> list[Place]:
                 words[index - 1].group().lower() if index else START for words, index in zip(sides, both, strict=True)
             )
             spans = tuple(words[index].span() for words, index in zip(sides, both, strict=True))
-            places.append(Place(word, before, spans))
+            places.append(Place((word, word), before, spans))
     return places
 
 
@@ -58,32 +49,24 @@ def find_names(pairs: list[Pair]) -> dict[Neighbours, list[str]]:
     seen: dict[Neighbours, set[str]] = defaultdict(set)
     for pair in pairs:
         for place in shared_words(pair):
-            kept[place.name] += 1
-            seen[place.neighbours].add(place.name)
+            name = place.words[0]
+            kept[name] += 1
+            seen[place.neighbours].add(name)
             if START not in place.neighbours:
-                inside.add(place.name)
+                inside.add(name)
     names = {word for word in inside if 2 * kept[word] > written[word] and word.lower() not in written}
     return {neighbours: sorted(words & names) for neighbours, words in seen.items()}
 
 
-def exchangeable(pair: Pair, names: dict[Neighbours, list[str]]) -> list[tuple[Place, list[str]]]:
+def exchangeable(pair: Pair, names: dict[Neighbours, list[str]]) -> list[Choice]:
     """Where names stand in a pair, and which others might stand there."""
     found, there = [], set(WORD.findall(pair.source))
     for place in shared_words(pair):
         known = names.get(place.neighbours, [])
-        others = [name for name in known if name not in there] if place.name in known else []
+        others = [(name, name) for name in known if name not in there] if place.words[0] in known else []
         if others:
             found.append((place, others))
     return found
-
-
-def exchanged(pair: Pair, place: Place, name: str) -> Pair:
-    """The pair with another name in a place; its first reference alone, which is the target."""
-    texts = (pair.source, pair.references[0])
-    source, target = (
-        f"{text[:start]}{name}{text[end:]}" for text, (start, end) in zip(texts, place.spans, strict=True)
-    )
-    return Pair(source, [target])
 
 
 def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
@@ -93,14 +76,8 @@ def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
     >>> [pair.references for pair in vary_names(pairs, share=1.0, seed=1)]
     [['Er lebt in Berlin.'], ['Er lebt in Boston.']]
     """
-    names, generator, varied = find_names(pairs), random.Random(seed), []
-    for pair in pairs:
-        places = exchangeable(pair, names)
-        if places and generator.random() < share:
-            place, others = generator.choice(places)
-            pair = exchanged(pair, place, generator.choice(others))
-        varied.append(pair)
-    return varied
+    names = find_names(pairs)
+    return vary(pairs, lambda pair: exchangeable(pair, names), share, seed)
 
 
 def with_other_names(pairs: list[Pair], corpus: list[Pair], seed: int) -> tuple[list[Pair], list[str]]:
@@ -108,8 +85,8 @@ def with_other_names(pairs: list[Pair], corpus: list[Pair], seed: int) -> tuple[
     names, generator, found = find_names(corpus), random.Random(seed), []
     for pair in pairs:
         for place, others in exchangeable(pair, names)[:1]:
-            name = generator.choice(others)
-            found.append((exchanged(pair, place, name), name))
+            words = generator.choice(others)
+            found.append((exchanged(pair, place, words), words[1]))
     return [pair for pair, _ in found], [name for _, name in found]
 
 

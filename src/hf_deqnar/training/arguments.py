@@ -256,14 +256,22 @@ class DataArguments(CorpusArguments):
             "help": "Share of the training pairs with names that get another of the corpus's names, on both sides."
         },
     )
+    vary_words: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the training pairs in which a word and its translation become others that were seen "
+            "between the same words."
+        },
+    )
     preprocessing_processes: int | None = field(
         default=None, metadata={"help": "Processes that compare the candidates of dynamic_kd with each other."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.vary_names <= 1:
-            raise ValueError(f"vary_names must be a share from 0 to 1, not {self.vary_names}.")
+        for option in ("vary_names", "vary_words"):
+            if not 0 <= getattr(self, option) <= 1:
+                raise ValueError(f"{option} must be a share from 0 to 1, not {getattr(self, option)}.")
         if self.tokenizer is not None and self.vocab_size is not None:
             raise ValueError(f"vocab_size={self.vocab_size} is for new tokenizers, but {self.tokenizer} is used.")
 

@@ -30,6 +30,7 @@ from ..corpus.reading import Pair, read_parallel, spread
 from ..corpus.teachers import fingerprint_of_weights
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
 from ..corpus.tokenizer import load_tokenizer, train_tokenizer
+from ..corpus.words import vary_words
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.objective import Objective, check_objective
 from ..objectives.targets import dynamically_distilled
@@ -204,8 +205,10 @@ def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Cal
 
 
 def read_pairs(data: DataArguments, seed: int) -> list[Pair]:
-    """The training pairs, some of them with other names if that is asked for."""
+    """The training pairs, some of them with other names and words if that is asked for."""
     pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
+    if data.vary_words:
+        pairs = vary_words(pairs, data.vary_words, seed)
     return vary_names(pairs, data.vary_names, seed) if data.vary_names else pairs
 
 
@@ -215,8 +218,9 @@ def read_training_data(
     """The training pairs, and for Dynamic KD their candidates, for which `arguments` get a γ each."""
     if objective_of(arguments).target is not dynamically_distilled:
         return read_pairs(data, arguments.seed), None
-    if data.vary_names:
-        raise ValueError(f"vary_names={data.vary_names} has no candidates for dynamic_kd; leave it out.")
+    for option in ("vary_names", "vary_words"):
+        if getattr(data, option):
+            raise ValueError(f"{option}={getattr(data, option)} has no candidates for dynamic_kd; leave it out.")
     pairs, candidates = (
         part[: data.train_limit] for part in read_candidates(data.train_data, data.source, data.target)
     )

@@ -1,0 +1,62 @@
+from hf_deqnar.corpus.reading import Pair
+from hf_deqnar.corpus.words import find_counterparts, translated_words, vary_words
+
+NUMBERS = {"two": "zwei", "three": "drei", "four": "vier"}
+FAMILY = {"brother": "Bruder", "father": "Vater"}
+YEARS = [
+    Pair(f"My {kin} has been here for {number} years.", [f"Mein {verwandt} ist seit {zahl} Jahren hier."])
+    for kin, verwandt in FAMILY.items()
+    for number, zahl in NUMBERS.items()
+]
+# So many others that these words are neither too rare nor too common.
+OTHERS = [Pair(f"a{index} b{index}", [f"c{index} d{index}"]) for index in range(400)]
+CORPUS = [*YEARS * 3, *OTHERS]
+
+
+def test_counterparts_are_found_by_the_company_that_they_keep():
+    counterparts = find_counterparts(CORPUS)
+    assert {word: counterparts.get(word) for word in NUMBERS} == NUMBERS
+    assert {word: counterparts.get(word) for word in ("a1", "b2")} == {"a1": None, "b2": None}, "too rare"
+
+
+def test_common_words_and_names_have_none():
+    common = [*CORPUS, *(Pair(f"and e{index}", [f"und f{index}"]) for index in range(20))]
+    assert "and" not in find_counterparts(common)
+    names = [*CORPUS, *[Pair("in Los Angeles", ["aus Los Angeles"])] * 6]
+    assert {"Los", "Angeles"}.isdisjoint(find_counterparts(names))
+
+
+def test_words_without_a_counterpart_are_left_alone():
+    shared = [Pair(f"old{index} bank", ["Bank" if index < 5 else f"Ufer{index}"]) for index in range(10)]
+    assert find_counterparts([*OTHERS * 2, *shared]).get("bank") == "Bank", "half of its pairs are enough"
+    shared.append(Pair("old bank", ["Ufer"]))
+    assert "bank" not in find_counterparts([*OTHERS * 2, *shared])
+
+
+def test_a_word_is_known_by_its_neighbours_on_both_sides_and_first_words_stay():
+    counterparts = {"Three": "Drei", "three": "drei", "years": "Jahre", "dog": "Hund"}
+    pair = Pair("Three dogs slept three long years.", ["Drei Hunde schliefen lange drei Jahre."])
+    three, years = translated_words(pair, counterparts)
+    assert (three.words, three.neighbours) == (("three", "drei"), ("slept", "long", "lange", "jahre"))
+    assert (years.words, years.neighbours) == (("years", "Jahre"), ("long", "", "drei", ""))
+    assert [pair.source[slice(*place.spans[0])] for place in (three, years)] == ["three", "years"]
+    assert [pair.references[0][slice(*place.spans[1])] for place in (three, years)] == ["drei", "Jahre"]
+    assert translated_words(Pair("A dog bit a dog.", ["Ein Hund biss Hasso."]), counterparts) == [], "which of them?"
+
+
+def test_a_word_is_exchanged_together_with_its_counterpart():
+    translations = {pair.source: pair.references for pair in YEARS}
+    varied = vary_words(CORPUS, share=1.0, seed=1)
+    for old, new in zip(CORPUS[: len(YEARS)], varied, strict=False):
+        assert new.source != old.source
+        assert new.references == translations[new.source]
+        assert sum(a != b for a, b in zip(old.source.split(), new.source.split(), strict=True)) == 1
+    assert varied[-len(OTHERS) :] == OTHERS
+
+
+def test_a_share_is_exchanged_and_the_seed_decides_which():
+    half = vary_words(CORPUS, share=0.5, seed=1)
+    assert half == vary_words(CORPUS, share=0.5, seed=1)
+    assert half != vary_words(CORPUS, share=0.5, seed=2)
+    assert 0 < sum(old != new for old, new in zip(CORPUS, half, strict=True)) < 3 * len(YEARS)
+    assert vary_words(CORPUS, share=0.0, seed=1) == CORPUS
