@@ -7,6 +7,7 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
+from hf_deqnar.corpus.ngrams import add_ngrams
 from hf_deqnar.corpus.tokenizer import train_tokenizer
 from hf_deqnar.training.arguments import CorpusArguments, DataArguments, DeqNarTrainingArguments, ModelArguments
 from hf_deqnar.training.run import (
@@ -116,6 +117,24 @@ def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
     assert (model.config.refinement, model.config.transition_layers, model.config.tol) == ("mixed", 2, 1e-4)
     mine, theirs = (one.state_dict()["model.transition.layers.1.norms.0.weight"] for one in (model, backbone))
     assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("start", ["model", "backbone"])
+def test_a_run_does_not_start_with_the_ngrams_of_another_model(tmp_path, tokenizer, start):
+    old = small_model(torch.float32, vocab_size=len(tokenizer), length="ctc", refinement="stacked")
+    untouched = old.state_dict().keys()
+    add_ngrams(old, [[5, 6, 7]] * 4, order=3, least=2, weight=0.2, bonus=1.5)
+    assert old.generation_config.ctc_beam_size == 5
+    old.save_pretrained(tmp_path / "old")
+    model = find_model(ModelArguments(**{start: str(tmp_path / "old")}), tokenizer)
+    if start == "model":
+        assert model.state_dict().keys() == untouched
+    settings = model.generation_config
+    assert (settings.ctc_beam_size, settings.ngram_weight, settings.token_bonus) == (1, 0.0, 0.0)
+    model.save_pretrained(tmp_path / "new")
+    again = DeqNarForConditionalGeneration.from_pretrained(tmp_path / "new")
+    assert again.model.ngrams is None
+    assert again.generate(torch.tensor([[5, 6, 2]])).shape[0] == 1
 
 
 def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path, tokenizer):

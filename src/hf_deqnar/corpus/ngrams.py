@@ -7,6 +7,7 @@ import torch
 
 from ..alignment import extend_hash
 from ..configuration_deqnar import DeqNarConfig
+from ..generation_deqnar import DeqNarGenerationConfig
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..ngrams_deqnar import NOBODY, Ngrams
 
@@ -104,3 +105,14 @@ def add_ngrams(
     config.ngram_order, config.ngram_entries = order, len(ngrams.keys)
     beam = max(model.generation_config.ctc_beam_size, 5)
     model.generation_config.update(ctc_beam_size=beam, ngram_weight=weight, token_bonus=bonus)
+
+
+def without_ngrams(model: DeqNarForConditionalGeneration) -> DeqNarForConditionalGeneration:
+    """A model that was given n-grams, as it was before: for training, which changes what they were weighed against."""
+    if model.model.ngrams is not None:
+        model.model.ngrams = None
+        model.config.ngram_order = model.config.ngram_entries = 0
+        usual = DeqNarGenerationConfig()
+        for name in ("ctc_beam_size", "ngram_weight", "token_bonus"):
+            setattr(model.generation_config, name, getattr(usual, name))
+    return model

@@ -26,6 +26,7 @@ from ..corpus.candidates import read_candidates, tokenize_candidates
 from ..corpus.files import read_json, write_json
 from ..corpus.locks import held
 from ..corpus.names import vary_names
+from ..corpus.ngrams import without_ngrams
 from ..corpus.reading import Pair, read_parallel, spread
 from ..corpus.teachers import fingerprint_of_weights
 from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
@@ -270,18 +271,21 @@ def check_belongs(tokenizer: PreTrainedTokenizerBase, start: str, data: DataArgu
 
 
 def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> DeqNarForConditionalGeneration:
-    """The named model, one made from the named teacher or backbone, or a new one; configured as asked."""
+    """The named model, one made from the named teacher or backbone, or a new one; configured as asked.
+
+    What was counted for a trained model, its n-grams, is not inherited: `hf-deqnar ngrams` gives the new one its own.
+    """
     special = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>", "blank": "<blank>"}
     vocabulary = tokenizer.get_vocab()
     missing = [token for token in special.values() if token not in vocabulary]
     if arguments.start is not None:
         if arguments.model is not None:
-            model = load_whole(arguments.model, **arguments.settings())
+            model = without_ngrams(load_whole(arguments.model, **arguments.settings()))
         elif arguments.teacher is not None:
             teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
             model = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, **arguments.settings())
         else:
-            backbone = DeqNarForConditionalGeneration.from_pretrained(arguments.backbone)
+            backbone = without_ngrams(DeqNarForConditionalGeneration.from_pretrained(arguments.backbone))
             model = DeqNarForConditionalGeneration.from_backbone(backbone, **arguments.settings())
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(
