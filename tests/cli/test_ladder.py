@@ -273,6 +273,20 @@ def test_the_ladders_of_the_repository_are_sound(path, tmp_path):
     assert {rung.verb for rung in ladder.rungs.values()} <= set(module.VERBS)
 
 
+def test_several_teachers_may_distil_one_corpus(house, in_process, tmp_path, capsys):
+    content = copy.deepcopy(LADDER)
+    settings = content["rungs"]["distilled"]["settings"]
+    content["rungs"]["other"] = {
+        "verb": "teacher",
+        "settings": {"tokenizer": "{teacher}", "vocab_size": None, "seed": 2},
+    }
+    content["rungs"]["candidates"] = {"verb": "distill", "settings": settings | {"teacher": ["{teacher}", "{other}"]}}
+    assert main(["ladder", *house(content, "--only", "candidates")]) == 0, capsys.readouterr().err
+    assert ("candidates", "distill") in in_process
+    figures = json.loads((tmp_path / "out" / "candidates.json").read_text())
+    assert [of_one["sentences"] for of_one in figures["statistics"].values()] == [len(SENTENCES)] * 2
+
+
 def test_ngrams_and_shortlists_are_rungs_of_their_own(house, in_process, tmp_path, capsys):
     content = copy.deepcopy(LADDER)
     settings = {"model": "{implicit}", "data": ["{distilled}", "{data}/train.jsonl"], "source": "en", "target": "de"}

@@ -5,6 +5,7 @@ import errno
 import gzip
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,6 +176,7 @@ def test_several_teachers_stand_side_by_side_with_the_raw_target_last(teacher, t
     teachers = [teacher, make_teacher(tokenizer, "big", 1.0), make_teacher(tokenizer, "other/teacher", 2.0)]
     figures = distill_candidates(corpus(), iter(teachers), output, options=OPTIONS, **COLUMNS)
     assert list(figures) == ["runs/teacher", "big", "other/teacher"]
+    assert json.loads(Path(f"{output}.statistics.json").read_text(encoding="utf-8")) == figures
     files = [tmp_path / f"candidates.{name}.jsonl.gz" for name in ("teacher", "big", "teacher-2")]
     alone = [lines_of(file) for file in files]
     for number, line in enumerate(lines_of(output)):

@@ -123,7 +123,7 @@ def distill_candidates(
 
     Every teacher has its own file, `candidates.big.jsonl` for `candidates.jsonl` and the teacher `runs/big`. In
     `output` itself a line has the corpus's own target and `candidates`: the teachers' translations in their order,
-    that target last.
+    that target last. `candidates.jsonl.statistics.json` has the statistics of all.
 
     Args:
         teachers: may be a generator that loads one at a time.
@@ -146,7 +146,9 @@ def distill_candidates(
             for pair, raw, *candidates in zip(pairs, raw, *texts, strict=True)
         )
         write_whole(output, (json.dumps(line, ensure_ascii=False) for line in lines), folder)
-    return {figures["teacher"]: figures for figures in files.values()}
+    figures = {of_one["teacher"]: of_one for of_one in files.values()}
+    write_json(statistics_path(output), figures, folder)
+    return figures
 
 
 def file_of(output: Path, name: str, taken: Iterable[Path]) -> Path:
