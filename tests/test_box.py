@@ -23,9 +23,11 @@ CORRECT = {
         "Ich möchte gern eine Tasse Kaffee.",
         "Ich möchte gerne eine Tasse Kaffee.",
     },
-    "The weather is nice today, so we are going to the park.": {
-        "Das Wetter ist heute schön, also gehen wir in den Park.",
-        "Das Wetter ist heute schön, deshalb gehen wir in den Park.",
+    "My brother has lived in Berlin for three years.": {
+        "Mein Bruder lebt seit drei Jahren in Berlin.",
+        "Mein Bruder lebt schon seit drei Jahren in Berlin.",
+        "Mein Bruder wohnt seit drei Jahren in Berlin.",
+        "Mein Bruder wohnt schon seit drei Jahren in Berlin.",
     },
     "Could you tell me where the bathroom is?": {
         "Könnten Sie mir sagen, wo das Badezimmer ist?",
