@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 from hf_deqnar.corpus.reading import Pair
 from hf_deqnar.corpus.words import find_counterparts, translated_words, vary_words
 
@@ -60,3 +64,30 @@ def test_a_share_is_exchanged_and_the_seed_decides_which():
     assert half != vary_words(CORPUS, share=0.5, seed=2)
     assert 0 < sum(old != new for old, new in zip(CORPUS, half, strict=True)) < 3 * len(YEARS)
     assert vary_words(CORPUS, share=0.0, seed=1) == CORPUS
+
+
+def test_a_corpus_without_words_stays_as_it_is():
+    assert vary_words([Pair("?", ["!"])], share=1.0, seed=1) == [Pair("?", ["!"])]
+
+
+def test_ties_are_broken_alike_in_every_process():
+    program = """
+from hf_deqnar.corpus.reading import Pair
+from hf_deqnar.corpus.words import find_counterparts
+words = [f"w{index}" for index in range(12)]
+pairs = [Pair(" ".join(words), [" ".join(words).upper()])] * 5
+pairs += [Pair(f"a{index}", [f"b{index}"]) for index in range(400)]
+print(sorted(find_counterparts(pairs).items()))
+"""
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(answers) == 1
+    assert "w3" in answers.pop()

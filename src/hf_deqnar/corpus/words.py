@@ -38,7 +38,8 @@ def find_counterparts(pairs: list[Pair]) -> dict[str, str]:
     both = together.data
     dice = 2 * both / (n_source + n_target)
     # Names keep their spelling. They come first among equals: Los goes with Los, not with Angeles.
-    same = numpy.array([source_words[s] == target_words[t] for s, t in zip(together.row, together.col, strict=True)])
+    links = zip(together.row, together.col, strict=True)
+    same = numpy.array([source_words[s] == target_words[t] for s, t in links], dtype=bool)
     score = dice + 1e-9 * same
     best_of_source, best_of_target = numpy.zeros(len(source_words)), numpy.zeros(len(target_words))
     numpy.maximum.at(best_of_source, together.row, score)
@@ -55,7 +56,8 @@ def _incidence(texts: list[str]) -> tuple[list[str], csr_matrix]:
     index: dict[str, int] = {}
     starts, columns = [0], []
     for text in texts:
-        columns.extend(index.setdefault(word, len(index)) for word in set(WORD.findall(text)))
+        # In their order, which a set would leave to chance: where counterparts tie, the last one counts.
+        columns.extend(index.setdefault(word, len(index)) for word in dict.fromkeys(WORD.findall(text)))
         starts.append(len(columns))
     ones = numpy.ones(len(columns), dtype=numpy.int32)
     return list(index), csr_matrix((ones, columns, starts), shape=(len(texts), len(index)))
