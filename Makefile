@@ -22,7 +22,7 @@ demo: $(VENV)/.translates
 	@echo "Each sentence is written at once, and then settles: a line for every evaluation that changes it."
 	@echo
 	@$(BIN)/hf-deqnar translate --watch "Where is the train station?" "I would like a cup of coffee." \
-		"My brother has lived in Berlin for three years."
+		"My brother has lived in Berlin for three years." "The weather is nice today, so we are going to the park."
 
 lint: install
 	$(BIN)/ruff check .

@@ -29,6 +29,10 @@ CORRECT = {
         "Mein Bruder wohnt seit drei Jahren in Berlin.",
         "Mein Bruder wohnt schon seit drei Jahren in Berlin.",
     },
+    "The weather is nice today, so we are going to the park.": {
+        "Das Wetter ist heute schön, also gehen wir in den Park.",
+        "Das Wetter ist heute schön, deshalb gehen wir in den Park.",
+    },
     "Could you tell me where the bathroom is?": {
         "Könnten Sie mir sagen, wo das Badezimmer ist?",
         "Könntest du mir sagen, wo das Badezimmer ist?",
