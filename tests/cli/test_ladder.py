@@ -192,6 +192,10 @@ def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house
     assert "not run" not in rows[5]
     assert rows[-1].startswith("BLEU nrefs:1|case:mixed")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["ladder", *house(more, "--only", "implicit", "teacher", "--table")]) == 0
+    alone = capsys.readouterr().out.splitlines()
+    assert [row.split("|")[1].strip() for row in alone[2:5]] == ["the teacher, greedy", "implicit", "implicit, beam"]
+    assert not alone[5]  # what implicit needs besides is not shown
     assert main(["ladder", *house(changed("rungs/implicit/settings", {"config": {"memory": 3}}))]) == 1
     said = capsys.readouterr().err
     assert "Rung 'implicit' was run by another recipe (config was" in said

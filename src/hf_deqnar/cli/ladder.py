@@ -173,7 +173,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ladder", type=Path, help="the YAML file of rungs")
     parser.add_argument("--data", type=Path, required=True, help="what {data} stands for in it")
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--only", nargs="+", metavar="RUNG", help="these, and what they need")
+    parser.add_argument(
+        "--only", nargs="+", metavar="RUNG", help="these, and what they need; tables and plots show these alone"
+    )
     parser.add_argument(
         "--processes", type=int, default=1, help="that train or distil one rung together, one for each core"
     )
@@ -190,10 +192,11 @@ def run(options: argparse.Namespace) -> int:
     names = wanted(ladder, options.only)
     for name in names:
         check_recipe(ladder, ladder.rungs[name])
+    shown = names if options.only is None else [name for name in names if name in options.only]
     if options.plot is not None:
-        plot(ladder, names, options.plot)
+        plot(ladder, shown, options.plot)
     if options.table:
-        print(table(ladder, names))
+        print(table(ladder, shown))
     if options.table or options.plot is not None:
         return 0
     return climb(ladder, names)
