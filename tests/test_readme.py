@@ -9,7 +9,8 @@ import pytest
 
 from hf_deqnar.cli.main import main
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+HOUSE = Path(__file__).parents[1]
+README = (HOUSE / "README.md").read_text(encoding="utf-8")
 
 
 def objectives_of_the_table() -> list[str]:
@@ -32,9 +33,13 @@ def test_every_block_runs(tmp_path):
     assert "translation_text" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["multi30k", "tatoeba"])
-def test_tables_of_ladders_are_what_the_command_beside_them_prints(name, tmp_path, capsys):
-    folder = Path(__file__).parents[1] / "ladders"
-    command = ["ladder", str(folder / f"{name}.yaml"), "--data", str(tmp_path), "--output", str(folder / name)]
-    assert main([*command, "--table"]) == 0
-    assert capsys.readouterr().out.strip() in README
+@pytest.mark.parametrize(
+    ("page", "name"), [("README.md", "multi30k"), ("README.md", "tatoeba"), ("ladders/tatoeba/README.md", "tatoeba")]
+)
+def test_tables_of_ladders_are_what_the_command_beside_them_prints(page, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(HOUSE)
+    text = (HOUSE / page).read_text(encoding="utf-8")
+    (flags,) = re.findall(rf"(?:ladder|ladder.py) ladders/{name}.yaml (.* --table.*)", text)
+    flags = flags.replace(f"data/{name}", str(tmp_path)).replace("--plot docs/settling.png", "").split()
+    assert main(["ladder", f"ladders/{name}.yaml", *flags]) == 0
+    assert capsys.readouterr().out.strip() in text
