@@ -143,6 +143,42 @@ def test_refinement_passes_follow_mask_predict_step_by_step(length):
         assert out.sequences[0].tolist() == [token for token in merged if token != BLANK]
 
 
+def test_a_beam_does_not_lose_what_earlier_passes_have_kept(monkeypatch):
+    """In the last pass the beam search is left one token, with its score, wherever the canvas was not masked."""
+    model, tokens, canvases, searched = small_model(length="ctc"), padded(random_sentences(3, shortest=7)), [], []
+    bind, search = type(model.model).bind, type(model)._search_beams
+
+    def bound(self, canvas, *rest):
+        canvases.append(canvas)
+        return bind(self, canvas, *rest)
+
+    def searching(self, log_probabilities, *rest):
+        searched.append(log_probabilities)
+        return search(self, log_probabilities, *rest)
+
+    monkeypatch.setattr(type(model.model), "bind", bound)
+    monkeypatch.setattr(type(model), "_search_beams", searching)
+    first = model.generate(input_ids=tokens, ctc_beam_size=4)
+    twice = model.generate(input_ids=tokens, ctc_beam_size=4, refinement_passes=2)
+    before, (after, last) = searched[0], (searched[1], canvases[-1])
+    known = (last != MASK) & (last != PAD)
+    assert known.any()
+    assert after[known].isfinite().sum(dim=-1).eq(1).all()
+    assert torch.equal(after[known].argmax(dim=-1), last[known])
+    assert torch.equal(after[known].amax(dim=-1), before[known].amax(dim=-1))
+    assert after[last == MASK].isfinite().sum(dim=-1).gt(1).all()
+    assert first.shape[0] == twice.shape[0] == 3
+
+
+def test_texts_that_differ_in_their_end_alone_are_one_in_an_nbest_list(monkeypatch):
+    model = small_model(length="ctc")
+    texts = torch.tensor([[[9, 8, END], [9, 8, PAD], [9, 7, PAD]]])
+    found = (texts, torch.tensor([[3, 2, 2]]), torch.tensor([[-1.0, -1.5, -9.0]]))
+    monkeypatch.setattr(type(model), "_search_beams", lambda *arguments: found)
+    best = model.generate(input_ids=padded(random_sentences(1)), ctc_beam_size=3, num_return_sequences=2)
+    assert best.tolist() in ([[9, 8, END], [9, 7, PAD]], [[9, 8], [9, 7]])
+
+
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_a_sampled_input_is_what_the_predictor_says_and_stays_on_the_canvas(refinement, length, monkeypatch):
@@ -356,7 +392,9 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
     ("options", "message"),
     [
         ({"max_nef": 5}, "max_nef is not an option of generate; did you mean max_nfe?"),
-        ({"num_beams": 5}, "num_beams is not an option of generate; did you mean length_beams?"),
+        ({"num_beams": 5}, "num_beams is not an option of generate; did you mean length_beams or ctc_beam_size?"),
+        ({"max_new_tokens": 5}, "max_new_tokens is not an option of generate; did you mean max_length?"),
+        ({"do_sample": True}, "do_sample is not an option of generate; choose among max_length, "),
         ({"xyzzy": 5}, "xyzzy is not an option of generate; choose among max_length, length_beams"),
         ({"length_beams": 0}, "length_beams must be a whole number of at least 1, not 0"),
         ({"tol": 0.0}, "tol must be unset or above 0"),

@@ -8,6 +8,7 @@ import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     M2M100Config,
     M2M100ForConditionalGeneration,
     pipeline,
@@ -79,6 +80,13 @@ def test_options_per_pipeline_and_per_call(saved):
     with pytest.raises(ValueError, match="num_beams is not an option of generate; did you mean length_beams"):
         translate(ENGLISH[0], num_beams=5)
     assert len(translate(ENGLISH[:2], num_return_sequences=2)[1]) == 2
+
+
+def test_a_plain_generation_config_is_taken(saved):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    expected = translate(ENGLISH[0])
+    translate.model.generation_config = GenerationConfig(max_length=256)
+    assert translate(ENGLISH[0]) == expected
 
 
 @pytest.mark.parametrize("text", ["", " ", "\t \n", "\x00", "\x00\x01 \x7f"])

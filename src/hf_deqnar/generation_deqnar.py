@@ -155,14 +155,19 @@ def as_ours(config: GenerationConfig) -> DeqNarGenerationConfig:
     return DeqNarGenerationConfig.from_dict(config.to_diff_dict())
 
 
+# What others call our options, where the spelling does not tell.
+COUNTERPARTS = {"num_beams": "length_beams or ctc_beam_size", "max_new_tokens": "max_length"}
+
+
 def refuse_unknown(names: dict[str, Any]) -> None:
     """An error that names the first unknown option and the known one most like it."""
     if not names:
         return
     name = next(iter(names))
     known = [option.name for option in fields(Options)]
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    advice = f"did you mean {nearest[0]}?" if nearest else f"choose among {', '.join(known)}."
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    meant = COUNTERPARTS.get(name) or (nearest[0] if nearest else None)
+    advice = f"did you mean {meant}?" if meant else f"choose among {', '.join(known)}."
     raise ValueError(f"{name} is not an option of generate; {advice}")
 
 
@@ -249,7 +254,7 @@ class DeqNarGenerationMixin:
             scores = judged if scores is None else judged.masked_fill(scores == float("-inf"), float("-inf"))
         chosen: Tensor | slice = slice(None)
         if len(texts) > len(input_ids):
-            scores = demote_repeated(scores, texts, candidates.sentence[candidate])
+            scores = demote_repeated(scores, self._without_end(texts), candidates.sentence[candidate])
             chosen = best_per_sentence(scores, candidates.sentence[candidate], settings.num_return_sequences)
         sequences = trim_padding(texts[chosen], self.config.pad_token_id)
         if not settings.return_dict_in_generate:
@@ -432,10 +437,12 @@ class DeqNarGenerationMixin:
         """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
         masked = candidates.canvas == self.config.mask_token_id
         if scored or keep_all:
-            tokens, scores, candidates.log_probabilities = self.read_scored(found.value, keep_all, words)
+            tokens, scores, log_probabilities = self.read_scored(found.value, keep_all, words)
             if scores.isnan().any():
                 raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
             known = torch.zeros_like(scores) if candidates.scores is None else candidates.scores
+            if keep_all:
+                candidates.log_probabilities = hold_known(log_probabilities, candidates.tokens, known, masked)
             candidates.scores = torch.where(masked, scores, known)
         else:
             tokens = self.read_tokens(found.value, words)
@@ -467,6 +474,13 @@ class DeqNarGenerationMixin:
         token_scores, _ = pack(candidates.scores, kept, 0.0)
         scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
         return texts[:, : settings.max_length], scores, token_scores[:, : settings.max_length], every
+
+    def _without_end(self, texts: Tensor) -> Tensor:
+        """Padding in the place of what marks an end: who reads a text does not see it."""
+        ends = self.config.eos_token_id
+        if ends is None:
+            return texts
+        return texts.masked_fill(torch.isin(texts, torch.tensor(ends, device=texts.device)), self.config.pad_token_id)
 
     def _search_beams(
         self, log_probabilities: Tensor, lengths: Tensor, settings: DeqNarGenerationConfig, fluency: Fluency | None
@@ -553,6 +567,14 @@ def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: i
     count = candidates.mask.sum(dim=1) * (passes - number) // passes
     rank = candidates.scores.masked_fill(~candidates.mask, float("inf")).argsort(dim=1).argsort(dim=1)
     return torch.where(rank < count[:, None], mask_token, candidates.tokens).where(candidates.mask, candidates.canvas)
+
+
+def hold_known(log_probabilities: Tensor, tokens: Tensor, scores: Tensor, masked: Tensor) -> Tensor:
+    """Where a token was known, it alone is possible, with the score it has had: a beam must not lose it again."""
+    if masked.all():
+        return log_probabilities
+    only = torch.full_like(log_probabilities, float("-inf")).scatter(2, tokens[..., None], scores[..., None])
+    return torch.where(masked[..., None], log_probabilities, only)
 
 
 def reveal_sampled(candidates: Candidates, noise: Tensor) -> Tensor:

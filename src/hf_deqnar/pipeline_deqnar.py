@@ -69,7 +69,10 @@ class DeqNarTranslationPipeline(Pipeline):
         return preprocessing, generate_options, postprocessing
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """Translate. One string gives a list with one translation, as does each element of a list of strings."""
+        """Translate. One string gives a list with one translation; a list gives one for each of its strings.
+
+        With `num_return_sequences` above 1 there is a list of translations for each string.
+        """
         if not isinstance(inputs, (str, list, dict)) and isinstance(inputs, Sequence):
             inputs = list(inputs)  # a tuple, or a column of a data set
         if isinstance(inputs, list) and not inputs:
@@ -111,7 +114,7 @@ class DeqNarTranslationPipeline(Pipeline):
         forced = {name: model_inputs.pop(name) for name in ("forced_bos_token_id",) if name in model_inputs}
         settings = self._prepare_generate_kwargs(options) if not ours else {**self._generate_kwargs, **options}
         if ours:
-            check_named_reranker(self.tokenizer, settings.get("reranker", self.model.generation_config.reranker))
+            check_named_reranker(self.tokenizer, self.model, settings)
         if ours and return_figures:
             settings["return_dict_in_generate"] = True
         rows = empty.shape[0]
@@ -158,8 +161,10 @@ def reranker_tokenizer(name: str) -> Any:
         raise ValueError(f"{name} has no tokenizer to compare with the model's; save it there.") from error
 
 
-def check_named_reranker(tokenizer: Any, reranker: Any) -> None:
-    """A reranker given by name has a tokenizer; it must be the model's."""
+def check_named_reranker(tokenizer: Any, model: Any, settings: dict[str, Any]) -> None:
+    """A reranker given by name, now or in the model's own options, has a tokenizer; it must be the model's."""
+    own = getattr(model.generation_config, "reranker", None)  # a plain configuration knows of none
+    reranker = settings.get("reranker", own)
     if isinstance(reranker, str):
         check_same_tokens(tokenizer, reranker_tokenizer(reranker), reranker)
 

@@ -80,6 +80,7 @@ def test_errors_are_one_readable_line(run, saved, data, tmp_path):
         ([saved["ctc"], *columns, "--json", tmp_path], "is a folder; name a file."),
         ([f"{saved['ctc']},reranker=5", *columns], "reranker must be a seq2seq model or its name, not 5."),
         ([saved["ctc"], *columns, "--batch-size", "-1"], "--batch-size must be at least 1"),
+        ([saved["ctc"], *columns, "--samples", "0"], "--samples must be at least 1"),
         ([f"{saved['predict']},length_beams=2,num_return_sequences=2", *columns], "num_return_sequences must be 1"),
     ]:
         done = run("evaluate", *arguments)

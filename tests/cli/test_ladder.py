@@ -206,6 +206,16 @@ def test_rungs_seeds_and_decodings_are_tabulated_and_nothing_is_done_twice(house
     assert "Rung 'teacher' was run by another recipe (max_steps was 4 and is 5)" in capsys.readouterr().err
 
 
+def test_sizes_are_checked_beside_those_of_the_preset(house, capsys):
+    """100 is no multiple of the eight heads that a model without a preset would have, but of tiny's four."""
+    content = changed("rungs/stacked/settings/config", {"d_model": 100, "length": "ctc"})
+    content["rungs"]["stacked"]["settings"] |= {"teacher": None, "preset": "tiny"}
+    assert main(["ladder", *house(content, "--only", "teacher", "--table")]) == 0, capsys.readouterr().err
+    content["rungs"]["stacked"]["settings"]["config"]["d_model"] = 101
+    assert main(["ladder", *house(content, "--only", "teacher", "--table")]) == 1
+    assert "rung 'stacked': d_model=101 is not a multiple of" in capsys.readouterr().err
+
+
 def test_a_rung_that_fails_leaves_the_others_alone(house, in_process, capsys, tmp_path):
     content = changed("rungs/stacked/settings/tokenizer", "nowhere")
     content["rungs"]["implicit"] = {"verb": "train", "settings": {"backbone": "{stacked}", "teacher": None}}
@@ -310,6 +320,6 @@ def test_ngrams_and_shortlists_are_rungs_of_their_own(house, in_process, tmp_pat
     assert main(["ladder", *arguments]) == 0, capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "fluent.json").read_text())["recipe"] == figures["recipe"]
     capsys.readouterr()
-    assert main(["ladder", *arguments, "--table"]) == 0
+    assert main(["ladder", *arguments, "fluent", "--table"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "with n-grams" in line)
     assert [cell.strip() for cell in row.split("|")][-3:] == ["", "", ""]

@@ -62,6 +62,7 @@ def test_a_run_leaves_a_model_that_translates_and_goes_on_where_it_was(run, tmp_
         (["--train_data", "absent.jsonl"], "There is neither a file absent.jsonl nor a pair"),
         (["--target", "fr"], "line 1: no column fr; there are en, de."),
         (["--max_tokens", "10"], "tokens does not fit into max_tokens=10; raise the budget"),
+        (["--eval_strategy", "no"], "would never be looked at; say when, with --eval_strategy steps or epoch"),
     ],
 )
 def test_bad_settings_are_one_readable_line(tmp_path, settings, flags, message, capsys):

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel, pipeline
 import hf_deqnar
 from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.cli.main import main
-from hf_deqnar.cli.translate import add_arguments, generate_settings
+from hf_deqnar.cli.translate import Line, add_arguments, generate_settings, show
 
 from ..conftest import SENTENCES
 from ..test_generation_deqnar import reranker
@@ -118,6 +118,28 @@ def test_an_nbest_list_does_not_narrow_the_models_own_beam(saved):
         add_arguments(parser)
         options = parser.parse_args(["--nbest", "3", *flags, "hello"])
         assert generate_settings(options, model)["ctc_beam_size"] == beams
+
+
+def test_an_nbest_list_does_not_narrow_another_models_search(tokenizer):
+    model = reranker(len(tokenizer))
+    for own, beams in ((6, 6), (1, 2)):
+        model.generation_config.num_beams = own
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        options = parser.parse_args(["--nbest", "2", "hello"])
+        assert generate_settings(options, model) == {"num_beams": beams, "num_return_sequences": 2}
+
+
+def test_a_text_that_stands_above_has_no_score_in_json(capsys):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(["--nbest", "2", "--jsonl", "Hi."])
+    texts = [{"translation_text": "Hallo.", "score": score} for score in (-0.5, float("-inf"))]
+    show(Line(1, "Hi."), texts, options)
+    assert [json.loads(line, parse_constant=pytest.fail)["score"] for line in capsys.readouterr().out.splitlines()] == [
+        -0.5,
+        None,
+    ]
 
 
 def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):

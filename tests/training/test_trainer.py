@@ -265,6 +265,16 @@ def test_predict_gives_token_ids_in_order(make_trainer, tokenizer):
     assert found.label_ids.shape[0] == 6
 
 
+def test_predict_after_training_is_without_dropout(make_trainer):
+    trainer = make_trainer(model={"dropout": 0.5})
+    trainer.train()
+    trainer.model.train()
+    first, second = (trainer.predict(trainer.eval_dataset).predictions.tolist() for _ in range(2))
+    assert trainer.model.training
+    trainer.model.eval()
+    assert first == second == trainer.predict(trainer.eval_dataset).predictions.tolist()
+
+
 def test_lists_and_several_validation_sets_are_taken(make_trainer, tokenizer):
     trainer = make_trainer()
     rows = [trainer.train_dataset[place] for place in range(8)]

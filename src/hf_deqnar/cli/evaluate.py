@@ -50,6 +50,8 @@ def parse_system(text: str) -> tuple[str, dict[str, Any]]:
 def run(options: argparse.Namespace) -> None:
     if options.batch_size < 1:
         raise ValueError(f"--batch-size must be at least 1, not {options.batch_size}.")
+    if options.samples < 1:
+        raise ValueError(f"--samples must be at least 1, not {options.samples}.")
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit must be at least 1, not {options.limit}.")
     if len(set(options.system)) < len(options.system):

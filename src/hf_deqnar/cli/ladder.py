@@ -343,7 +343,8 @@ def check_settings(ladder: Ladder, rung: Rung, path: Path) -> None:
                 DeqNarGenerationConfig(**parse_system(as_system("model", decoding))[1])
         if rung.verb == "train":
             model, _, training = parsed
-            config = DeqNarConfig(**model.settings())
+            # A new model is of a preset's size; that of another, which it starts from, is not known yet.
+            config = DeqNarConfig.preset(model.preset or "tiny", **model.settings())
             if model.start is None or "length" in model.settings():  # else what it starts from decides
                 check_objective(objective_of(training), config)
     except (ValueError, StrictDataclassError) as error:

@@ -10,6 +10,7 @@ status is 1 in the end.
 
 import argparse
 import json
+import math
 import queue
 import sys
 import threading
@@ -108,7 +109,8 @@ def generate_settings(options: argparse.Namespace, model: Any) -> dict:
         if asked or options.watch or options.jsonl:
             flag = FLAGS[next(iter(asked))][0] if asked else "--watch" if options.watch else "--jsonl"
             raise ValueError(f"{flag} needs a deqnar model, but {options.model} is of type {config.model_type}.")
-        return {"num_beams": options.nbest, "num_return_sequences": options.nbest} if options.nbest > 1 else {}
+        beams = max(options.nbest, model.generation_config.num_beams or 1)
+        return {"num_beams": beams, "num_return_sequences": options.nbest} if options.nbest > 1 else {}
     if options.nbest > 1:
         beams = "ctc_beam_size" if config.length == "ctc" else "length_beams"
         asked[beams] = max(asked.get(beams, getattr(model.generation_config, beams)), options.nbest)
@@ -212,6 +214,8 @@ def show(line: Line, translations: list[dict], options: argparse.Namespace) -> N
         text = translation.pop("translation_text")
         if options.jsonl:
             record = {"line": line.number, "source": line.text, "text": text, **translation}
+            if not math.isfinite(record.get("score", 0.0)):  # of a text that stands above already; JSON has no infinity
+                record["score"] = None
             print(json.dumps({**record, "rank": rank} if options.nbest > 1 else record, ensure_ascii=False), flush=True)
         else:
             # A translation must stay one line, whatever it holds.

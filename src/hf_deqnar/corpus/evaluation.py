@@ -41,7 +41,7 @@ def translate_sentences(
     if options.get("num_return_sequences", 1) != 1:
         raise ValueError("num_return_sequences must be 1: a system is scored by one translation per sentence.")
     if ours:
-        check_named_reranker(tokenizer, options.get("reranker", model.generation_config.reranker))
+        check_named_reranker(tokenizer, model, options)
         options = {**options, "return_dict_in_generate": True}
     order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
     texts, nfe = [""] * len(sentences), [0] * len(sentences)

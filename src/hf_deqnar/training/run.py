@@ -105,6 +105,11 @@ def conduct(
     say = prepare(arguments)
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
+    if data.validation_data is not None and arguments.eval_strategy == "no":
+        raise ValueError(
+            f"--validation_data {data.validation_data} would never be looked at; say when, with --eval_strategy steps "
+            "or epoch, or leave it out."
+        )
     with alone_in(arguments):
         with arguments.main_process_first(desc="tokenizing"):
             tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))

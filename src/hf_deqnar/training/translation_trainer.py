@@ -293,10 +293,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         dataset = as_dataset(test_dataset, "test_dataset")
         metrics = self.evaluate(dataset, metric_key_prefix=metric_key_prefix, **options)
         rows = [dataset[place] for place in range(len(dataset))]
-        found = []
+        found, training = [], self.model.training
+        self.model.eval()
         for first in range(0, len(rows), GENERATED_TOGETHER):
             batch = self._prepare_inputs(self.data_collator(rows[first : first + GENERATED_TOGETHER]))
             found += self.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **options).tolist()
+        self.model.train(training)
         padding = self.model.config.pad_token_id
         labels = pad([row["labels"] for row in rows], -100)
         return PredictionOutput(pad(found, padding).numpy(), labels.numpy(), metrics)
