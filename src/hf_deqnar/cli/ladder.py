@@ -600,7 +600,9 @@ def plot(ladder: Ladder, names: list[str], path: Path) -> None:
     for name in shown:
         title = ladder.rungs[name].title
         first = by_title(ladder, shown)[title][0] == name  # seeds share a colour and a place in the legend
-        style = {"marker": "o", "color": f"C{titles.index(title)}", "label": title if first else None}
+        place = titles.index(title)  # there are ten colours; after them lines are broken
+        style = {"marker": "o", "color": f"C{place % 10}", "linestyle": "-" if place < 10 else "--"}
+        style["label"] = title if first else None
         decoded = ladder.figures(name)["decodings"]
         points = [decoded[f"max_nfe={count}"] for count in ladder.rungs[name].curve]
         evaluations = [point["mean_nfe"] for point in points]
@@ -608,5 +610,5 @@ def plot(ladder: Ladder, names: list[str], path: Path) -> None:
         lower.plot(evaluations, [point["mean_residual"] for point in points], **{**style, "label": None})
     upper.set(ylabel="BLEU")
     lower.set(ylabel="mean relative residual", xlabel="evaluations of the transition", yscale="log")
-    drawing.legend(loc="outside lower left")
+    drawing.legend(loc="outside lower left", fontsize="small")
     drawing.savefig(path, dpi=150)
