@@ -173,10 +173,13 @@ def test_a_beam_does_not_lose_what_earlier_passes_have_kept(monkeypatch):
 def test_texts_that_differ_in_their_end_alone_are_one_in_an_nbest_list(monkeypatch):
     model = small_model(length="ctc")
     texts = torch.tensor([[[9, 8, END], [9, 8, PAD], [9, 7, PAD]]])
-    found = (texts, torch.tensor([[3, 2, 2]]), torch.tensor([[-1.0, -1.5, -9.0]]))
-    monkeypatch.setattr(type(model), "_search_beams", lambda *arguments: found)
-    best = model.generate(input_ids=padded(random_sentences(1)), ctc_beam_size=3, num_return_sequences=2)
-    assert best.tolist() in ([[9, 8, END], [9, 7, PAD]], [[9, 8], [9, 7]])
+    # Scores are divided by lengths; the better of two equal texts stays, wherever it stands.
+    for scores, first in (([-1.0, -1.5, -9.0], [9, 8, END]), ([-3.0, -1.5, -1.8], [9, 8, PAD])):
+        found = (texts, torch.tensor([[3, 2, 2]]), torch.tensor([scores]))
+        monkeypatch.setattr(type(model), "_search_beams", lambda *arguments, found=found: found)
+        best = model.generate(input_ids=padded(random_sentences(1)), ctc_beam_size=3, num_return_sequences=2)
+        longest = 3 if first[-1] == END else 2
+        assert best.tolist() == [first[:longest], [9, 7, PAD][:longest]]
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])

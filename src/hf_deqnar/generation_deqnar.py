@@ -441,8 +441,9 @@ class DeqNarGenerationMixin:
             if scores.isnan().any():
                 raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
             known = torch.zeros_like(scores) if candidates.scores is None else candidates.scores
-            if keep_all:
-                candidates.log_probabilities = hold_known(log_probabilities, candidates.tokens, known, masked)
+            if keep_all and candidates.scores is not None:
+                log_probabilities = hold_known(log_probabilities, candidates.tokens, known, masked)
+            candidates.log_probabilities = log_probabilities
             candidates.scores = torch.where(masked, scores, known)
         else:
             tokens = self.read_tokens(found.value, words)
@@ -571,8 +572,6 @@ def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: i
 
 def hold_known(log_probabilities: Tensor, tokens: Tensor, scores: Tensor, masked: Tensor) -> Tensor:
     """Where a token was known, it alone is possible, with the score it has had: a beam must not lose it again."""
-    if masked.all():
-        return log_probabilities
     only = torch.full_like(log_probabilities, float("-inf")).scatter(2, tokens[..., None], scores[..., None])
     return torch.where(masked[..., None], log_probabilities, only)
 
@@ -595,11 +594,13 @@ def sampling_noise(source: Tensor, source_mask: Tensor, mask: Tensor, seed: int)
 
 
 def demote_repeated(scores: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
-    """A text that stands before in its sentence's list goes to the end: lengths are clamped, texts may be cut."""
+    """Of equal texts in a sentence's list all but the best go to the end: lengths are clamped, texts may be cut."""
     sentences = int(sentence.max()) + 1
-    grouped = texts.reshape(sentences, -1, texts.shape[1])
+    grouped, score = texts.reshape(sentences, -1, texts.shape[1]), scores.reshape(sentences, -1)
     same = (grouped[:, :, None] == grouped[:, None]).all(dim=-1)  # sentences, texts, texts
-    return scores.masked_fill(same.tril(diagonal=-1).any(dim=2).flatten(), float("-inf"))
+    worse = score[:, :, None] < score[:, None]
+    later = torch.ones_like(same).tril(diagonal=-1) & (score[:, :, None] == score[:, None])
+    return scores.masked_fill((same & (worse | later)).any(dim=2).flatten(), float("-inf"))
 
 
 def best_per_sentence(scores: Tensor, sentence: Tensor, count: int) -> Tensor:
