@@ -1,11 +1,15 @@
+import copy
+
 import pytest
+from tokenizers import processors
 from transformers import ByT5Tokenizer
 
 from hf_deqnar.corpus.candidates import tokenize_candidates
+from hf_deqnar.corpus.evaluation import labelled_batches
 from hf_deqnar.corpus.reading import Pair
 from hf_deqnar.corpus.tokenized import KEPT, NO_CANVAS, fate_of, tokenize_for_validation, tokenize_pairs
 
-from ..conftest import SENTENCES
+from ..conftest import SENTENCES, small_model
 
 PAIRS = [Pair(source, [target]) for source, target in SENTENCES]
 
@@ -45,6 +49,8 @@ def test_a_repeated_word_needs_a_blank_and_so_a_longer_canvas():
 def test_a_second_call_reads_what_the_first_has_kept(tokenizer, tmp_path):
     class Counting:
         backend_tokenizer = tokenizer.backend_tokenizer
+        bos_token_id = None
+        eos_token_id = tokenizer.eos_token_id
         calls = 0
 
         def __call__(self, texts):
@@ -52,6 +58,7 @@ def test_a_second_call_reads_what_the_first_has_kept(tokenizer, tmp_path):
             return tokenizer(texts)
 
     counting = Counting()
+    tokenizer(["A man.", "A man is riding a horse."], padding=True, truncation=True, max_length=4)  # is soon forgotten
     first = tokenize_pairs(PAIRS, counting, max_length=60, cache=tmp_path)
     calls = counting.calls
     again = tokenize_pairs(PAIRS, counting, max_length=60, cache=tmp_path)
@@ -80,6 +87,29 @@ def test_a_slow_tokenizer_is_refused(tmp_path):
 def test_a_corpus_of_which_nothing_is_left_is_an_error(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="None of 6 pairs can be used .6 too long; max_length is 3"):
         tokenize_pairs(PAIRS, tokenizer, max_length=3, cache=tmp_path)
+
+
+def test_a_target_does_not_begin_with_what_no_model_writes(tokenizer, tmp_path):
+    """Bart's tokenizer puts <s> before every text."""
+    begins = copy.deepcopy(tokenizer)
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    begins.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", start), ("</s>", end)]
+    )
+    assert begins("A man.")["input_ids"][0] == start
+    plain = tokenize_pairs(PAIRS, tokenizer, max_length=60, cache=tmp_path).dataset
+    several = [[pair.references[0], "Nein."] for pair in PAIRS]
+    for found in (
+        tokenize_pairs(PAIRS, begins, max_length=60, cache=tmp_path).dataset,
+        tokenize_for_validation(PAIRS, begins, max_length=60),
+        tokenize_candidates(PAIRS, several, begins, max_length=60, cache=tmp_path).dataset,
+    ):
+        assert found["labels"][:] == plain["labels"][:]
+        assert [row[0] for row in found["input_ids"]] == [start] * len(PAIRS)
+    assert [row[0] for row in found["candidates"]] == plain["labels"][:]
+    (batch,), order = labelled_batches(small_model(vocab_size=len(tokenizer)), begins, SENTENCES, batch_size=9)
+    labels = [[token for token in row if token >= 0] for row in batch["labels"].tolist()]
+    assert labels == [plain["labels"][place] for place in order]
 
 
 def test_validation_keeps_every_pair_with_all_its_references(tokenizer):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..corpus.ngrams import add_ngrams
+from ..corpus.tokenized import start_tokens
 from ..ngrams_deqnar import Fluency
 from ..pipeline_deqnar import clean_text
 from .loading import train_extra
@@ -44,6 +45,7 @@ def run(options: argparse.Namespace) -> None:
     (arguments,) = parse_arguments((NgramArguments,), options.arguments, "hf-deqnar ngrams")
     model, tokenizer, pairs = open_model(arguments, "n-grams")
     texts = tokenizer([clean_text(pair.references[0]) for pair in pairs])["input_ids"]
+    texts = [text[start_tokens(tokenizer) :] for text in texts]
     learned, others = learned_and_others(texts)
     names = ("order", "least", "weight", "bonus")
     add_ngrams(model, learned, **{name: getattr(arguments, name) for name in names})

@@ -1,5 +1,6 @@
 """Sentence pairs as token ids, made once and kept on disk through the `datasets` library."""
 
+import copy
 import hashlib
 import itertools
 from collections import Counter
@@ -58,14 +59,17 @@ def tokenize_pairs(
         "target": cleaned(pair.references[0] for pair in pairs),
     }
 
+    start = start_tokens(tokenizer)
+
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
-        sides = [tokenizer(batch[side])["input_ids"] for side in ("source", "target")]
+        sources, targets = (tokenizer(batch[side])["input_ids"] for side in ("source", "target"))
+        sides = [sources, [target[start:] for target in targets]]
         fates = [
             fate_of(*row, max_length, canvas) for row in zip(batch["source"], batch["target"], *sides, strict=True)
         ]
         return {"input_ids": sides[0], "labels": sides[1], "fate": fates}
 
-    settings = [str(max_length), str(canvas), rules_of(tokenizer)]
+    settings = [str(max_length), str(canvas), rules_of(tokenizer), *(["without start"] if start else [])]
     fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
     tokenized = map_once(texts, tokenize, fingerprint, cache)
     return usable(tokenized, max_length, fingerprint)
@@ -90,7 +94,16 @@ def rules_of(tokenizer: PreTrainedTokenizerBase) -> str:
             f"Training needs a fast tokenizer, and {type(tokenizer).__name__} is a slow one; without --tokenizer a new "
             "one is trained."
         )
-    return tokenizer.backend_tokenizer.to_str()
+    rules = copy.deepcopy(tokenizer.backend_tokenizer)
+    rules.no_truncation()  # as its last call may have left it; it is not so for the next
+    rules.no_padding()
+    return rules.to_str()
+
+
+def start_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
+    """How many tokens stand before a target that no model here writes: the `<s>` of Bart and its kin."""
+    start = tokenizer.bos_token_id
+    return int(start not in (None, tokenizer.eos_token_id) and tokenizer("")["input_ids"][:1] == [start])
 
 
 def map_once(
@@ -138,6 +151,7 @@ def tokenize_for_validation(pairs: list[Pair], tokenizer: PreTrainedTokenizerBas
         ("labels", [references[0] for references in columns["references"]]),
     ):
         columns[name] = tokenizer(cleaned(texts), truncation=True, max_length=max_length)["input_ids"]
+    columns["labels"] = [target[start_tokens(tokenizer) :] for target in columns["labels"]]
     return _datasets().Dataset.from_dict(columns)
 
 
