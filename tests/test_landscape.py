@@ -37,6 +37,18 @@ def test_rescaling_changes_nothing_at_first_and_can_be_removed(kind):
 
 
 @pytest.mark.parametrize("kind", ["weight", "spectral"])
+def test_norms_are_as_precise_under_autocast(kind):
+    module = two_layers().float()
+    rescale_weights(module, kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rescaled, raw = rescaling_of(module[0])
+        rescaled.refresh(raw)
+        inside = module[0].weight
+        assert module(torch.randn(3, 6)).dtype == torch.bfloat16
+    torch.testing.assert_close(inside, module[0].weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["weight", "spectral"])
 def test_the_scale_decides_the_norm(kind):
     module = two_layers()
     rescale_weights(module, kind)

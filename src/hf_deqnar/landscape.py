@@ -30,7 +30,7 @@ class RescaledWeight(nn.Module):
         if self.kind == "weight":
             return torch.linalg.vector_norm(weight, dim=1, keepdim=True)
         # Copies: `refresh` writes in place, and a graph built earlier in the same step must not notice.
-        return torch.dot(self.left.clone(), weight @ self.right.clone())
+        return torch.dot(self.left.clone(), _product(weight, self.right.clone()))
 
     def forward(self, weight: Tensor) -> Tensor:
         factor = self.scale / self.norm(weight)
@@ -50,15 +50,20 @@ class RescaledWeight(nn.Module):
         if self.kind == "weight":
             return {"scale": torch.linalg.vector_norm(weight, dim=1, keepdim=True)}
         left, right = _power_iteration(weight, torch.full_like(weight[0], weight.shape[1] ** -0.5), iterations=30)
-        scale = torch.dot(left, weight @ right).expand_as(weight[:, :1])
+        scale = torch.dot(left, _product(weight, right)).expand_as(weight[:, :1])
         return {"scale": scale, "left": left, "right": right}
 
 
 def _power_iteration(weight: Tensor, right: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     for _ in range(iterations):
-        left = nn.functional.normalize(weight @ right, dim=0)
-        right = nn.functional.normalize(weight.mT @ left, dim=0)
+        left = nn.functional.normalize(_product(weight, right), dim=0)
+        right = nn.functional.normalize(_product(weight.mT, left), dim=0)
     return left, right
+
+
+def _product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """The product in the precision of both: autocast lowers that of `@`, and leaves elements alone."""
+    return (matrix * vector).sum(dim=1)
 
 
 def rescale_weights(module: nn.Module, kind: str, clip: float | None = None) -> None:
