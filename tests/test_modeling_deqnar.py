@@ -273,6 +273,7 @@ def test_a_bad_batch_is_refused_in_words():
     for inputs, message in [
         ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, r"source is empty: its shape is \(0, 4\)"),
         ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, r"source is empty"),
+        ({"input_ids": torch.tensor([7, 8])}, r"source must be rows × length, but its shape is \(2,\)"),
         ({"input_ids": torch.tensor([[7, 8], [PAD, PAD]])}, r"Row\(s\) \[1\] of the source are all padding"),
         ({"input_ids": torch.tensor([[7, 8], [PAD, 8]])}, "padded on the left.*padding_side"),
         ({"input_ids": torch.full((1, 129), 7)}, "source is 129 positions long, but max_position_embeddings is 128"),

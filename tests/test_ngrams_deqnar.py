@@ -103,6 +103,20 @@ def test_ngrams_change_what_is_said_and_travel_with_the_model(tmp_path):
     assert (tmp_path / "ngrams_deqnar.py").is_file()
 
 
+def test_new_tokens_are_as_unlikely_as_can_be(tmp_path):
+    model, batch = with_ngrams(), source()
+    before = model.generate(**batch)
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    model.lm_head.weight.data[50:] = model.lm_head.weight.data[1]  # as good as padding, so that nothing changes
+    chances = model.model.ngrams.first_chances
+    assert len(chances) == 64
+    assert (chances[50:] == chances[:50].min()).all()
+    assert torch.equal(model.generate(**batch), before)
+    model.save_pretrained(tmp_path)
+    loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded.generate(**batch), before)
+
+
 def test_a_sentence_is_translated_the_same_in_any_company():
     model, batch = with_ngrams(), source()
     together = model.generate(**batch, return_dict_in_generate=True)

@@ -118,6 +118,21 @@ def test_it_is_saved_with_the_model_and_kept_by_its_equilibrium(tmp_path):
     assert torch.equal(half.model.shortlist.companions, model.model.shortlist.companions)
 
 
+@pytest.mark.parametrize("size", [VOCABULARY + 3, VOCABULARY])
+def test_new_tokens_are_on_every_list(size, tmp_path):
+    model = listed_model(dtype=torch.float32, length="ctc")
+    known, before = padded(random_sentences(4, seed=3)), words_of(model.model.shortlist, [8, 9])
+    model.resize_token_embeddings(size)
+    assert words_of(model.model.shortlist, [8, 9]) == before | set(range(VOCABULARY, size))
+    model.save_pretrained(tmp_path)
+    loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
+    tokens = torch.cat([known, torch.full_like(known[:, :1], size - 1)], dim=1)[3:]
+    assert torch.equal(loaded.generate(tokens), model.generate(tokens))
+    with pytest.raises(ValueError, match="A shortlist or n-grams speak of all .* tokens, so that 40 are too few"):
+        model.resize_token_embeddings(40)
+    assert model.config.vocab_size == size
+
+
 def test_what_cannot_be_is_refused():
     tokens = torch.tensor([[8, 9]])
     with pytest.raises(ValueError, match="shortlist=True, but this model has none"):

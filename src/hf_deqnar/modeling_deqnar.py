@@ -190,6 +190,25 @@ class DeqNarPreTrainedModel(PreTrainedModel):
             )
         return (model, info) if wants_info else model
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """As in transformers; a shortlist and n-grams get to know new tokens, but cannot forget old ones."""
+        core, known = self.base_model, self.config.vocab_size
+        tables = [table for table in (core.shortlist, core.ngrams) if table is not None]
+        wanted, multiple = known if new_num_tokens is None else new_num_tokens, pad_to_multiple_of or 1
+        if tables and math.ceil(wanted / multiple) * multiple < known:
+            raise ValueError(
+                f"A shortlist or n-grams speak of all {known:,} tokens, so that {wanted:,} are too few. Load the model "
+                "without them (shortlist_size=0, shortlist_common=0, ngram_order=0, ngram_entries=0) to take some away."
+            )
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        for table in tables:
+            table.extend(self.config.vocab_size)
+        if core.shortlist is not None:
+            self.config.shortlist_common = len(core.shortlist.common)
+        return embedding
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (Gaussian, InputHead, Feedback)):

@@ -42,6 +42,13 @@ class Ngrams(nn.Module):
         """No token is certain, as all are before something is learned."""
         return float(self.first_chances[0]) < 0
 
+    def extend(self, vocabulary: int) -> None:
+        """Know more tokens: new ones are as likely as the least likely known, after whatever."""
+        new = vocabulary - len(self.first_chances)
+        least = self.first_chances.min().expand(new)
+        self.first_chances = torch.cat([self.first_chances, least])
+        self.first_backoffs = torch.cat([self.first_backoffs, torch.zeros_like(least)])
+
     def forward(self, contexts: Tensor, tokens: Tensor) -> Tensor:
         """log p of every token.
 

@@ -164,6 +164,8 @@ class RefinementMixin:
         return self._check_mask(mask, "canvas")
 
     def _check_mask(self, mask: Tensor, what: str) -> Tensor:
+        if mask.dim() != 2:
+            raise ValueError(f"The {what} must be rows × length, but its shape is {tuple(mask.shape)}.")
         if mask.numel() == 0:
             raise ValueError(f"The {what} is empty: its shape is {tuple(mask.shape)}, rows × length.")
         if mask.shape[1] > self.config.max_position_embeddings:

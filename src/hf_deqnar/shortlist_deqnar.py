@@ -78,6 +78,14 @@ class Shortlist(nn.Module):
         outside = None if rows == 1 else torch.from_numpy(~allowed[:, None, tokens]).to(input_ids.device)
         return Words(torch.from_numpy(tokens).to(input_ids.device), outside)
 
+    def extend(self, vocabulary: int) -> None:
+        """Know more tokens: new ones are on every list, and bring no others."""
+        known, size = self.companions.shape
+        new = torch.arange(known, vocabulary, dtype=torch.int32, device=self.common.device)
+        self.companions = torch.cat([self.companions, self.common[:1].expand(len(new), size)])
+        if self.common[0] != UNKNOWN:
+            self.common = torch.cat([self.common, new])
+
     def whole_vocabulary(self) -> Words:
         """As if there were no list."""
         return Words(torch.arange(len(self.companions), device=self.companions.device), None)
