@@ -258,6 +258,11 @@ def test_a_rung_that_fails_leaves_the_others_alone(house, in_process, capsys, tm
         ("rungs/stacked/seeds", 42, "rung 'stacked': seeds must be a list of whole numbers from 0 on"),
         ("rungs/stacked/seeds", [], "rung 'stacked': seeds must be a list of whole numbers from 0 on"),
         ("rungs/implicit/curve", 4, "rung 'implicit': curve must be a list of whole numbers from 1 on"),
+        ("defaults", [1], "defaults must hold name: value entries"),
+        ("defaults/distil", {"num_beams": 1}, "defaults: 'distil' is not a key; there are teacher, distill, train"),
+        ("defaults/distill", ["num_beams"], "defaults of 'distill' must hold name: value entries"),
+        ("rungs/stacked/settings", ["objective"], "settings of rung 'stacked' must hold name: value entries"),
+        ("rungs/stacked.seed2", {"verb": "train"}, "'stacked.seed2' is the name of a rung and of another's seed"),
         ("rungs", ["teacher"], "rungs must hold name: value entries"),
     ],
 )
@@ -285,6 +290,20 @@ def test_missing_files_and_rungs_are_named(house, capsys, tmp_path):
 def test_the_ladders_of_the_repository_are_sound(path, tmp_path):
     ladder = module.read_ladder(path, tmp_path, tmp_path)
     assert {rung.verb for rung in ladder.rungs.values()} <= set(module.VERBS)
+
+
+def test_a_name_may_have_any_letters(house, in_process, capsys):
+    content = copy.deepcopy(LADDER)
+    content["rungs"] = {
+        "größe": content["rungs"]["teacher"],
+        "distilled": {**content["rungs"]["distilled"]},
+    }
+    content["rungs"]["distilled"]["settings"] |= {"teacher": "{größe}"}
+    assert main(["ladder", *house(content, "--only", "distilled")]) == 0, capsys.readouterr().err
+    assert ("größe", "teacher") in in_process
+    content["rungs"][1] = {"verb": "train"}
+    assert main(["ladder", *house(content)]) == 1
+    assert "1 cannot be a rung's name; use letters" in capsys.readouterr().err
 
 
 def test_several_teachers_may_distil_one_corpus(house, in_process, tmp_path, capsys):

@@ -107,7 +107,7 @@ class Rung:
 
 def named_in(content: Any) -> set[str]:
     """Every {name}, but for {data}."""
-    return set(re.findall(r"\{([\w.+-]+)\}", json.dumps(content))) - {"data"}
+    return set(re.findall(r"\{([\w.+-]+)\}", json.dumps(content, ensure_ascii=False))) - {"data"}
 
 
 @dataclass
@@ -217,14 +217,20 @@ def read_ladder(path: Path, data: Path, output: Path) -> Ladder:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     check_keys(content, KEYS, str(path), needed=("test", "source", "target", "rungs"))
     check_about(content.get("about"), f"{path}: about")
+    defaults = content.get("defaults") or {}
+    check_keys(defaults, tuple(VERBS), f"{path}: defaults")
+    for verb, settings in defaults.items():
+        check_mapping(settings, f"{path}: defaults of '{verb}'")
     entries = content["rungs"]
-    check_keys(entries, tuple(entries or ()), f"{path}: rungs")
+    check_mapping(entries, f"{path}: rungs")
     titles: dict[str, str] = {}
     rungs: dict[str, Rung] = {}
     for name in entries:
-        if not re.fullmatch(r"[\w.+-]+", str(name)) or name == "data":
-            raise ValueError(f"{path}: '{name}' cannot be a rung's name; use letters, digits, '-', '+' and '.'.")
-        for rung in make_rungs(name, inherit(entries, name, path), content.get("defaults") or {}, path):
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name) or name == "data":
+            raise ValueError(f"{path}: {name!r} cannot be a rung's name; use letters, digits, '-', '+' and '.'.")
+        for rung in make_rungs(name, inherit(entries, name, path), defaults, path):
+            if rung.name in rungs:
+                raise ValueError(f"{path}: '{rung.name}' is the name of a rung and of another's seed; rename the rung.")
             rungs[rung.name] = rung
         if titles.setdefault(rung.title, name) != name:
             raise ValueError(f"{path}: rungs '{titles[rung.title]}' and '{name}' have the same title; they are two.")
@@ -240,9 +246,13 @@ def read_ladder(path: Path, data: Path, output: Path) -> Ladder:
     return ladder
 
 
-def check_keys(content: Any, known: tuple[str, ...], where: str, needed: tuple[str, ...] = ()) -> None:
+def check_mapping(content: Any, where: str) -> None:
     if not isinstance(content, dict):
         raise ValueError(f"{where} must hold name: value entries.")
+
+
+def check_keys(content: Any, known: tuple[str, ...], where: str, needed: tuple[str, ...] = ()) -> None:
+    check_mapping(content, where)
     for key in content:
         if key not in known:
             raise ValueError(f"{where}: '{key}' is not a key; there are {', '.join(known)}.")
@@ -269,6 +279,7 @@ def inherit(entries: dict[str, Any], name: str, path: Path, seen: tuple[str, ...
         raise ValueError(f"{path}: rung '{name}' is like itself ({' → '.join((*seen, name))}).")
     entry = entries[name]
     check_keys(entry, RUNG_KEYS, f"{path}: rung '{name}'")
+    check_mapping(entry.get("settings") or {}, f"{path}: settings of rung '{name}'")
     if "like" not in entry:
         return entry
     model = inherit(entries, entry["like"], path, (*seen, name))
