@@ -128,6 +128,21 @@ def test_a_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_a_run_of_one_epoch_and_a_half_is_not_trained_further(make_trainer):  # noqa: F811
+    """Stopped after its last checkpoint, before its weights were saved; the next epoch is not begun again."""
+    halves = {**settings(), "max_steps": -1, "num_train_epochs": 1.5, "save_strategy": "epoch", "eval_strategy": "no"}
+    first = make_trainer("whole", **halves)
+    first.train()
+    again = make_trainer("whole", **halves)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == first.state.global_step
+    found, expected = final_weights(again), final_weights(first)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    longer = make_trainer("whole", **{**halves, "num_train_epochs": 2.5})
+    longer.train(resume_from_checkpoint=True)
+    assert longer.state.global_step > first.state.global_step
+
+
 def test_learning_from_an_energy_goes_on_with_the_same_noise(make_energy_trainer):  # noqa: F811
     operators = {"decoder_input_operator": "GX", "target_operator": "SG", "average_best": 0}
     strategies = {

@@ -23,12 +23,13 @@ texts = ["A man is riding a horse.", "Two dogs play in the snow.", "A horse.", "
 pairs = [Pair(text, [text.replace("a", "e")]) for text in texts * 5]
 tokenizer = train_tokenizer([text for pair in pairs for text in (pair.source, *pair.references)], vocab_size=300)
 for case in sys.argv[2:]:
-    length, refinement, objective, optimizer = case.split(",")
+    length, refinement, objective, optimizer, *predictor = case.split(",")
     output = f"{sys.argv[1]}/{case}"
     torch.manual_seed(0)
     config = DeqNarConfig.preset(
         "tiny", vocab_size=len(tokenizer), length=length, refinement=refinement, dropout=0.0, encoder_layers=1,
         d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, decoder_layers=2, tol=1e-9, max_nfe=8,
+        input_predictor=bool(predictor),
     )
     arguments = DeqNarTrainingArguments(
         output, objective=objective, max_steps=4, max_tokens=120, learning_rate=1e-3, warmup_steps=1, use_cpu=True,
@@ -67,6 +68,7 @@ def run(folder: Path, processes: int, *arguments: str) -> Path:
 
 
 CASES = ["ctc,implicit,ctc,muon", "predict,mixed,axe,adam", "predict,stacked,ce,adam"]
+CASES += ["predict,implicit,ce,adam,predictor"]  # which has no part in training
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):

@@ -20,6 +20,7 @@ from hf_deqnar.training.run import (
     read_training_data,
     validation_set,
 )
+from hf_deqnar.training.teacher import load_teacher
 
 from ..conftest import SENTENCES, small_model
 
@@ -149,6 +150,24 @@ def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path
     other = train_tokenizer([text for pair in SENTENCES for text in pair], len(tokenizer) - 20)
     with pytest.raises(ValueError, match="The vocabulary of other"):
         check_belongs(other, str(teacher), DataArguments(**data, tokenizer="other"))
+
+
+def test_weights_that_cannot_be_used_are_told_in_one_line(teacher, tmp_path, tokenizer):
+    model = small_model(torch.float32, vocab_size=len(tokenizer), d_model=32)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="model are not those that decoder_ffn_dim=48 would need"):
+        find_model(ModelArguments(model=str(tmp_path / "model"), config=["decoder_ffn_dim=48"]), tokenizer)
+    for folder in (tmp_path / "model", teacher):
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    for start in ({"model": "model"}, {"teacher": "teacher"}, {"backbone": "model"}):
+        named = {key: str(tmp_path / name) for key, name in start.items()}
+        with pytest.raises(ValueError, match="The weights of .* are damaged"):
+            find_model(ModelArguments(**named), tokenizer)
+    for name in ("model", "teacher"):
+        with pytest.raises(ValueError, match="The weights of .* are damaged"):
+            load_teacher(str(tmp_path / name))
 
 
 def test_there_is_one_thing_to_start_from():

@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter  # noqa: F401  (the test extra
 from transformers import AutoModelForSeq2SeqLM, TrainerCallback
 
 from hf_deqnar.objectives.inputs import masked
+from hf_deqnar.training.arguments import DeqNarTrainingArguments
 from hf_deqnar.training.trainer import DeqNarTrainer
 
 from ..conftest import REFINEMENTS
@@ -103,6 +104,14 @@ def test_the_last_weights_are_validated_too(make_trainer):
     trainer = make_trainer(max_steps=5, eval_strategy="steps", eval_steps=2)
     trainer.train()
     assert [entry["step"] for entry in trainer.state.log_history if "eval_bleu" in entry] == [2, 4, 5]
+
+
+def test_the_last_updates_are_logged_too(make_trainer):
+    trainer = make_trainer(max_steps=5, logging_steps=3)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "cpu_seconds" in entry]
+    assert [entry["step"] for entry in logs] == [3, 5]
+    assert all(entry["cpu_seconds"] > 0 for entry in logs)
 
 
 def test_training_stops_when_it_no_longer_gets_better(make_trainer):
@@ -200,6 +209,15 @@ def test_a_gradient_that_is_not_a_number_stops_before_the_weights_are_touched(ma
     assert trainer.model.lm_head.weight.isfinite().all()
 
 
+def test_a_scale_of_half_precision_may_be_too_large_at_first(make_trainer):
+    trainer = make_trainer()
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
+    assert trainer._get_grad_norm(trainer.model, torch.tensor(float("inf"))) == float("inf")
+    trainer.accelerator.scaler = None
+    with pytest.raises(FloatingPointError, match="The gradient is inf"):
+        trainer._get_grad_norm(trainer.model, torch.tensor(float("inf")))
+
+
 def test_a_full_disk_leaves_the_previous_checkpoint_intact(make_trainer, tmp_path, monkeypatch):
     trainer = make_trainer(save_strategy="steps", save_steps=2)
     write = torch.save
@@ -286,6 +304,23 @@ def test_lists_and_several_validation_sets_are_taken(make_trainer, tokenizer):
     assert {"eval_a_bleu", "eval_b_bleu"} <= lists.evaluate().keys()
     with pytest.raises(TypeError, match="train_dataset is a str; give a datasets.Dataset or a list of rows"):
         DeqNarTrainer(trainer.model, trainer.args, train_dataset="rows", processing_class=tokenizer)
+
+
+def test_several_validation_sets_are_looked_at_in_training(make_trainer, tokenizer, tmp_path):
+    trainer = make_trainer()
+    sets = {"a": trainer.eval_dataset.select([0, 1]), "b": trainer.eval_dataset.select([2])}
+    looks = {"eval_strategy": "steps", "eval_steps": 2, "average_best": 0, "max_steps": 4, "max_tokens": 100}
+    quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"}
+    several = DeqNarTrainer(
+        trainer.model,
+        DeqNarTrainingArguments(str(tmp_path / "several"), objective="ctc+glat", **looks, **quiet),
+        train_dataset=trainer.train_dataset,
+        eval_dataset=sets,
+        processing_class=tokenizer,
+    )
+    several.train()
+    for name in ("eval_a_bleu", "eval_b_bleu"):
+        assert [entry["step"] for entry in several.state.log_history if name in entry] == [2, 4]
 
 
 def test_validation_is_without_smoothing_and_random_budgets(make_trainer):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -17,6 +16,7 @@ from transformers.utils import logging
 
 import hf_deqnar
 
+from ..corpus.files import reading_weights
 from ..corpus.tokenizer import load_tokenizer
 from ..export.manifest import is_export
 from ..export.runtime import DeqNarOnnxModel
@@ -83,14 +83,8 @@ def load_model(
     if runtime == "onnx" or (runtime is None and is_export(Path(name))):
         return load_export(name, device, threads)
     tokenizer = check_model(name)
-    try:
+    with reading_weights(name):
         model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
-    except SafetensorError as error:
-        raise ValueError(f"The weights of {name} are damaged: {error}") from error
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise ValueError(f"The weights of {name} are not those that its config.json describes.") from error
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "meta":
         raise ValueError("Device 'meta' holds no numbers, so nothing can be computed on it; choose another.")

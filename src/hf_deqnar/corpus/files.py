@@ -5,9 +5,11 @@ import gzip
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 
 def check_writable(path: Path | None) -> None:
@@ -21,6 +23,19 @@ def check_parent(path: Path | None) -> None:
     """The same for a folder that will be made, or written into."""
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} into.")
+
+
+@contextlib.contextmanager
+def reading_weights(name: str, wanted: str = "its config.json describes") -> Iterator[None]:
+    """What goes wrong when the weights of a model are read, in one line."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"The weights of {name} are damaged: {error}") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(f"The weights of {name} are not those that {wanted}.") from error
 
 
 def write_whole(path: Path, lines: Iterable[str], folder: Path | None = None) -> None:

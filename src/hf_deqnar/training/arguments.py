@@ -74,7 +74,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
 
     def __post_init__(self) -> None:
         if self.greater_is_better is None:  # transformers would take a likelihood for a score
-            self.greater_is_better = self.metric_for_best_model.removeprefix("eval_") in ("bleu", "chrf")
+            self.greater_is_better = self.metric_for_best_model.endswith(("bleu", "chrf"))
         if not torch.accelerator.is_available():  # else processes started by torchrun would not know of each other
             self.use_cpu = True
         super().__post_init__()
@@ -88,6 +88,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"optimizer={self.optimizer} and optim={self.optim.value} are two optimisers; keep one.")
         if self.optimizer is not None and self.optim_args:
             raise ValueError(f"optim_args={self.optim_args} has no effect: it is for optim, not for optimizer.")
+        if self.save_only_model:
+            raise ValueError("save_only_model=True: a run could not go on from such checkpoints; leave it out.")
         self.check_at_least(1, "max_tokens", "early_stopping_patience")
         self.check_at_least(0, "average_best", "label_smoothing_factor")
         if self.label_smoothing_factor is not None and self.label_smoothing_factor >= 1:
@@ -168,12 +170,15 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
                 f"label_smoothing_factor={self.label_smoothing_factor} has no meaning for CTC (objective "
                 f"'{self.objective}'); leave it unset."
             )
-        if self.gamma is not None and "dynamic_kd" not in words:
-            raise ValueError(f"gamma has no effect on objective '{self.objective}'; it is for dynamic_kd.")
+        for name in ("gamma", "beta"):
+            if getattr(self, name) != getattr(type(self), name) and "dynamic_kd" not in words:
+                raise ValueError(f"{name} has no effect on objective '{self.objective}'; it is for dynamic_kd.")
         self.check_at_least(1, "max_nfe", "glance_nfe")
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
         if not 0 < self.correction_share <= 1:
             raise ValueError(f"correction_share must be above 0 and at most 1, not {self.correction_share}.")
+        if self.correction_share != type(self).correction_share and not self.correction:
+            raise ValueError(f"correction_share={self.correction_share} has no effect without correction.")
         if not 0 <= self.noisy_start <= 1:
             raise ValueError(f"noisy_start must be from 0 to 1, not {self.noisy_start}.")
 
@@ -240,6 +245,8 @@ class CorpusArguments:
         for name in ("train_limit", "validation_limit", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if self.validation_limit is not None and self.validation_data is None:
+            raise ValueError(f"validation_limit={self.validation_limit} has no effect without validation_data.")
 
 
 @dataclass
@@ -343,7 +350,10 @@ def read_settings(assignments: list[str], kind: type) -> dict[str, Any]:
             raise ValueError(f"config '{assignment}' is not of the form field=value.")
         if name not in known:
             raise ValueError(f"config '{name}' is not a field of {kind.__name__}.")
-        found[name] = as_number(yaml.safe_load(value))
+        try:
+            found[name] = as_number(yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise ValueError(f"config '{assignment}': {' '.join(str(error).split())}") from error
     return found
 
 

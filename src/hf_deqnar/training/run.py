@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from ..configuration_deqnar import DeqNarConfig
 from ..corpus.candidates import read_candidates, tokenize_candidates
-from ..corpus.files import read_json, write_json
+from ..corpus.files import read_json, reading_weights, write_json
 from ..corpus.locks import held
 from ..corpus.names import vary_names
 from ..corpus.ngrams import without_ngrams
@@ -287,10 +287,12 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
         if arguments.model is not None:
             model = without_ngrams(load_whole(arguments.model, **arguments.settings()))
         elif arguments.teacher is not None:
-            teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
+            with reading_weights(arguments.teacher):
+                teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
             model = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, **arguments.settings())
         else:
-            backbone = without_ngrams(DeqNarForConditionalGeneration.from_pretrained(arguments.backbone))
+            with reading_weights(arguments.backbone):
+                backbone = without_ngrams(DeqNarForConditionalGeneration.from_pretrained(arguments.backbone))
             model = DeqNarForConditionalGeneration.from_backbone(backbone, **arguments.settings())
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(
@@ -307,12 +309,13 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
 
 def load_whole(name: str, **settings: Any) -> DeqNarForConditionalGeneration:
     """A model whose weights all find their place in it, whatever is configured otherwise."""
-    options = {"output_loading_info": True, **settings}
-    model, found = DeqNarForConditionalGeneration.from_pretrained(name, **options)
+    asked = ", ".join(f"{key}={value}" for key, value in settings.items())
+    with reading_weights(name, f"{asked} would need" if asked else "its config.json describes"):
+        model, found = DeqNarForConditionalGeneration.from_pretrained(name, output_loading_info=True, **settings)
     lost = sorted(found["unexpected_keys"])
     if lost:
         raise ValueError(
-            f"With {', '.join(f'{key}={value}' for key, value in settings.items())} there is no place for {lost[0]} of "
+            f"With {asked} there is no place for {lost[0]} of "
             f"{name}; a stacked model becomes one that seeks equilibria with --backbone."
         )
     if any(".feedback." in key for key in found["missing_keys"]):

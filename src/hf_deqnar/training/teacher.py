@@ -17,6 +17,7 @@ from transformers import (
 
 from ..configuration_deqnar import DeqNarConfig
 from ..conversion_deqnar import SAME_NAME, weights_for_teacher
+from ..corpus.files import reading_weights
 from ..corpus.tokenizer import load_tokenizer
 from ..modeling_deqnar import DeqNarForConditionalGeneration
 from ..modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
@@ -160,9 +161,11 @@ def load_teacher(name: str, **settings: Any) -> PreTrainedModel:
                 f"{part}={value} cannot be made of --model {name}, a {config.model_type} model whose {part} is {there}."
             )
     if ours:
-        student = DeqNarForConditionalGeneration.from_pretrained(name)
+        with reading_weights(name):
+            student = DeqNarForConditionalGeneration.from_pretrained(name)
         return teacher_from_student(student, load_tokenizer(name), settings)
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, **settings)
+    with reading_weights(name):
+        model = AutoModelForSeq2SeqLM.from_pretrained(name, **settings)
     for part, parameter in model.named_parameters():
         if "embed_positions" in part:  # sines, which transformers forgets to freeze when it loads them
             parameter.requires_grad_(False)

@@ -61,6 +61,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             )
         if options["eval_dataset"] is None and args.eval_strategy != "no":
             raise ValueError(f"eval_strategy='{args.eval_strategy}' needs an eval_dataset.")
+        if getattr(model.config, "input_predictor", False):
+            args.ddp_find_unused_parameters = True  # it is fitted afterwards, and has no part in training
         options.setdefault("data_collator", functools.partial(collate, padding=model.config.pad_token_id))
         super().__init__(model=model, args=args, **options)
         if args.n_gpu > 1:
@@ -188,7 +190,8 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if not torch.as_tensor(norm).isfinite():
+        scaled = self.accelerator.scaler is not None  # which leaves out such updates, and tries a smaller scale
+        if not torch.as_tensor(norm).isfinite() and not scaled:
             raise FloatingPointError(self._not_finite("gradient", float(norm)))
         return norm
 
@@ -352,6 +355,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         metric = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
         return best_steps(self.state.log_history, metric, self.args.average_best, self.args.greater_is_better)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """As in transformers; of several validation sets none is asked which checkpoint is best."""
+        several = isinstance(self.eval_dataset, dict)
+        return not several and super()._determine_best_metric(metrics, trial)
+
     def _best_path(self, step: int) -> Path:
         return Path(self.args.output_dir) / BEST / f"step-{step}.safetensors"
 
@@ -401,7 +409,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         stopping = state.stateful_callbacks.get("EarlyStoppingCallback", {}).get("attributes", {})
         patience = self.args.early_stopping_patience
         stopped = patience is not None and stopping.get("early_stopping_patience_counter", 0) >= patience
-        if not stopped and not 0 < self.args.max_steps <= state.global_step:
+        *_, updates = self.set_initial_training_values(self.args, self.get_train_dataloader())
+        if not stopped and updates > state.global_step:
             return False
         self._load_from_checkpoint(checkpoint)
         self.state = state
@@ -432,13 +441,15 @@ class TranslationTrainer(Seq2SeqTrainer):
 
 
 class EvaluateLast(TrainerCallback):
-    """The last weights are validated too, wherever `eval_steps` would have stopped: they are often the best."""
+    """The last updates are logged and the last weights validated, wherever `logging_steps` and `eval_steps` would have
+    stopped: those weights are often the best, and the time of all updates is told."""
 
     def on_step_end(
         self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **rest
     ) -> TrainerControl:
-        if args.eval_strategy == "steps" and state.global_step >= state.max_steps:
-            control.should_evaluate = True
+        if state.global_step >= state.max_steps:
+            control.should_log = control.should_log or args.logging_strategy == "steps"
+            control.should_evaluate = control.should_evaluate or args.eval_strategy == "steps"
         return control
 
 
