@@ -15,6 +15,7 @@ from transformers import (
 )
 
 import hf_deqnar
+from hf_deqnar import DeqNarGenerationConfig
 from hf_deqnar.corpus.tokenizer import train_tokenizer
 from hf_deqnar.pipeline_deqnar import clean_text
 
@@ -161,6 +162,8 @@ def test_empty_texts_have_as_many_translations_as_others(saved):
     translate.model.generation_config.update(length_beams=3, num_return_sequences=3)
     for size in (1, 2):
         assert [len(result) for result in translate(["", ENGLISH[0]], batch_size=size)] == [3, 3]
+        other = DeqNarGenerationConfig(length_beams=2, num_return_sequences=2)
+        assert [len(result) for result in translate(["", ENGLISH[0]], generation_config=other)] == [2, 2]
         nothing, _ = translate(["", ENGLISH[0]], batch_size=size, return_tensors=True)
         assert [one["translation_token_ids"].tolist() for one in nothing] == [[translate.tokenizer.pad_token_id]] * 3
 
@@ -171,6 +174,10 @@ def test_a_model_that_is_told_in_words_what_to_do_gets_its_prefix(tokenizer):
     translate = pipeline("translation", model=model, tokenizer=tokenizer)
     expected = tokenizer("translate English to German: A man.", return_tensors="pt")["input_ids"]
     assert torch.equal(translate.preprocess("A man.")["input_ids"], expected)
+    model.config.task_specific_params = {"translation_en_to_fr": {"prefix": "translate English to French: "}}
+    french = tokenizer("translate English to French: A man.", return_tensors="pt")["input_ids"]
+    assert torch.equal(translate.preprocess("A man.", src_lang="en", tgt_lang="fr")["input_ids"], french)
+    assert torch.equal(translate.preprocess("A man.", src_lang="en", tgt_lang="de")["input_ids"], expected)
 
 
 def test_languages_reach_a_multilingual_tokenizer(tokenizer):

@@ -94,8 +94,7 @@ class DeqNarTranslationPipeline(Pipeline):
         text = clean_text(text)
         empty = not text
         text = text or "."  # a row needs something in it; what comes out is dropped
-        if self.model.config.model_type != "deqnar":
-            text = (self.prefix or "") + text  # T5 and its kin are told what to do in words
+        text = source_prefix(self.model.config, src_lang, tgt_lang) + text
         cut = {"truncation": truncation, "max_length": longest_source(self.model.config)} if truncation else {}
         multilingual = getattr(self.tokenizer, "_build_translation_inputs", None)
         if multilingual is not None and src_lang is not None and tgt_lang is not None:
@@ -119,7 +118,7 @@ class DeqNarTranslationPipeline(Pipeline):
             settings["return_dict_in_generate"] = True
         rows = empty.shape[0]
         if empty.all():
-            several = settings.get("num_return_sequences", self.model.generation_config.num_return_sequences)
+            several = asked_for("num_return_sequences", self.model, settings)
             nothing = torch.full((rows, several or 1, 1), self.tokenizer.pad_token_id)
             return {"sequences": nothing, "is_empty": empty}
         result = self.model.generate(**model_inputs, **forced, **settings)
@@ -163,10 +162,24 @@ def reranker_tokenizer(name: str) -> Any:
 
 def check_named_reranker(tokenizer: Any, model: Any, settings: dict[str, Any]) -> None:
     """A reranker given by name, now or in the model's own options, has a tokenizer; it must be the model's."""
-    own = getattr(model.generation_config, "reranker", None)  # a plain configuration knows of none
-    reranker = settings.get("reranker", own)
+    reranker = asked_for("reranker", model, settings)
     if isinstance(reranker, str):
         check_same_tokens(tokenizer, reranker_tokenizer(reranker), reranker)
+
+
+def asked_for(option: str, model: Any, settings: dict[str, Any]) -> Any:
+    """An option of a call of `generate`: named, or in the call's configuration, or in the model's own."""
+    configuration = settings.get("generation_config") or model.generation_config
+    return settings.get(option, getattr(configuration, option, None))  # a plain configuration knows not all of ours
+
+
+def source_prefix(config: Any, source: str | None, target: str | None) -> str:
+    """What stands before a text: T5 and its kin are told what to do in words, which their configurations list."""
+    if config.model_type == "deqnar":
+        return ""
+    tasks = getattr(config, "task_specific_params", None) or {}
+    task = tasks.get(f"translation_{source}_to_{target}") or {}
+    return task.get("prefix") or getattr(config, "prefix", None) or ""
 
 
 def clean_text(text: str) -> str:

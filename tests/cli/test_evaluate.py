@@ -1,7 +1,12 @@
 import gzip
 import json
+import shutil
 
 import pytest
+from transformers import MarianMTModel
+
+from hf_deqnar import DeqNarForConditionalGeneration
+from hf_deqnar.cli.main import main
 
 from ..conftest import SENTENCES
 from ..test_generation_deqnar import reranker
@@ -66,6 +71,37 @@ def test_ours_against_an_autoregressive_model(run, saved, data, tokenizer, tmp_p
     compared = found["paired_bootstrap"][systems[1]]
     assert 0 <= compared["BLEU"]["p_value"] <= 1
     assert "(p = " in done.stdout
+
+
+def test_a_model_that_is_told_in_words_what_to_do_is_told(data, tokenizer, tmp_path, monkeypatch, capsys):
+    seen = []
+
+    def generate(self, input_ids, **options):
+        seen.extend(tokenizer.batch_decode(input_ids, skip_special_tokens=True))
+        return input_ids
+
+    monkeypatch.setattr(MarianMTModel, "generate", generate)
+    words = "translate English to German: "
+    model = reranker(len(tokenizer))
+    model.config.task_specific_params = {"translation_en_to_de": {"prefix": words}}
+    model.save_pretrained(tmp_path / "told")
+    tokenizer.save_pretrained(tmp_path / "told")
+    arguments = ["evaluate", str(tmp_path / "told"), "--data", str(data), "--source", "en", "--target", "de"]
+    for asked, expected in ([], words), (["--source-prefix", "Now: "], "Now: "), (["--source-prefix", ""], ""):
+        seen.clear()
+        assert main([*arguments, *asked]) == 0
+        assert sorted(seen) == sorted(expected + english for english, _ in SENTENCES)
+
+
+def test_a_model_that_likes_to_give_two_answers_is_scored_by_one(saved, data, tmp_path):
+    model = DeqNarForConditionalGeneration.from_pretrained(saved["ctc"])
+    model.generation_config.update(ctc_beam_size=4, num_return_sequences=2)
+    shutil.copytree(saved["ctc"], tmp_path / "two")
+    model.save_pretrained(tmp_path / "two")
+    systems = [f"{saved['ctc']},ctc_beam_size=4", str(tmp_path / "two")]
+    columns = ["--data", str(data), "--source", "en", "--target", "de"]
+    assert main(["evaluate", *systems, *columns, "--output", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "1.txt").read_text() == (tmp_path / "out" / "2.txt").read_text()
 
 
 def test_errors_are_one_readable_line(run, saved, data, tmp_path):

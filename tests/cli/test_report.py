@@ -8,6 +8,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.corpus.evaluation import labelled_batches, sentence_bleu
+from hf_deqnar.export.manifest import MANIFEST
 from hf_deqnar.objectives.objective import parse_objective
 from hf_deqnar.objectives.report import measure_losses
 
@@ -31,6 +32,8 @@ def house(tokenizer, tmp_path_factory):
     for name, settings in fields.items():
         small_model(torch.float32, vocab_size=len(tokenizer), max_nfe=4, **settings).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    (folder / "exported").mkdir()
+    (folder / "exported" / MANIFEST).write_text("{}")
     reranker(len(tokenizer)).save_pretrained(folder / "teacher")
     tokenizer.save_pretrained(folder / "teacher")
 
@@ -139,6 +142,7 @@ def test_errors_are_one_readable_line(house, tmp_path, capsys, monkeypatch):
         ([f"{vanilla},targets={house / 'train.jsonl'}", *data], "has 24 targets but"),
         ([f"{vanilla},targets={house / 'shuffled.jsonl'}", *data], "pair 1: its source is not that of"),
         ([f"{vanilla},save={tmp_path / 'no' / 'where'}", *data], "There is no folder"),
+        ([str(house / "exported"), *data], "is an ONNX export, which torch cannot run; name the model itself"),
         ([str(house / "teacher"), *data], "is of type marian, but only deqnar models"),
         ([vanilla, *data, "--json", str(tmp_path / "no" / "file")], "There is no folder"),
         ([vanilla, *data, "--plot", str(tmp_path / "plot.doc")], "should end in .png, .svg or .pdf"),

@@ -37,6 +37,24 @@ def test_standard_input_with_either_line_end(run, saved, expected):
         assert done.stdout.splitlines() == expected
 
 
+def test_the_mark_that_windows_puts_before_a_text_is_not_translated(run, saved, expected):
+    done = run("translate", "--model", saved["ctc"], stdin=b"\xef\xbb\xbf" + "\r\n".join(ENGLISH).encode())
+    assert done.stdout.splitlines() == expected
+    assert done.stderr == ""
+
+
+def test_a_model_that_likes_to_give_two_answers_gives_one_to_a_line(run, saved, tmp_path):
+    """Lines of source and translation stay side by side, whatever is saved with the model."""
+    model = DeqNarForConditionalGeneration.from_pretrained(saved["ctc"])
+    model.generation_config.update(ctc_beam_size=4, num_return_sequences=2)
+    shutil.copytree(saved["ctc"], tmp_path / "two")
+    model.save_pretrained(tmp_path / "two")
+    one = run("translate", "--model", saved["ctc"], "--ctc-beam-size", "4", *ENGLISH)
+    two = run("translate", "--model", tmp_path / "two", *ENGLISH)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout == one.stdout
+
+
 def test_a_file_in_small_batches_keeps_its_order(run, saved, expected, tmp_path):
     file = tmp_path / "corpus.en"
     file.write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")

@@ -248,7 +248,7 @@ def our_contenders(
     every = {"one evaluation" if model.config.refinement == "stacked" else f"tol {own:g}": {}, **ways}
     return [
         Contender(OURS, runtime, way, our_translate(model, settings), our_evaluations(model, settings))
-        for way, settings in every.items()
+        for way, settings in ((way, {"num_return_sequences": 1, **settings}) for way, settings in every.items())
     ]
 
 

@@ -22,6 +22,7 @@ from ..corpus.evaluation import compare, score, translate_sentences
 from ..corpus.files import check_parent, check_writable
 from ..corpus.names import share_kept, with_other_names
 from ..corpus.reading import read_parallel
+from ..pipeline_deqnar import source_prefix
 from .loading import load_model
 
 SEED = 0  # of the draw of other names: all systems are asked for the same
@@ -35,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="sentences translated together (default: 32)")
     parser.add_argument("--limit", type=int, help="only the first so many sentences")
     parser.add_argument("--other-names", metavar="CORPUS", help="evaluate what has a name, with others of this corpus")
+    parser.add_argument(
+        "--source-prefix",
+        metavar="TEXT",
+        help="what other models than ours see before every source (default: what their configurations say)",
+    )
     parser.add_argument("--device", help="such as cpu or cuda:0")
     parser.add_argument("--samples", type=int, default=1000, help="bootstrap samples (default: 1000)")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write each system's translations there")
@@ -69,7 +75,10 @@ def run(options: argparse.Namespace) -> None:
         name, settings = parse_system(text)
         model, tokenizer = load_model(name, options.device)
         sentences = [pair.source for pair in pairs]
-        systems[text] = translate_sentences(model, tokenizer, sentences, options.batch_size, **settings)
+        prefix = options.source_prefix
+        if prefix is None or model.config.model_type == "deqnar":
+            prefix = source_prefix(model.config, options.source, options.target)
+        systems[text] = translate_sentences(model, tokenizer, sentences, options.batch_size, prefix=prefix, **settings)
         if options.output is not None:
             options.output.mkdir(exist_ok=True)
             file = options.output / f"{len(systems)}.txt"

@@ -201,7 +201,7 @@ def proxy_targets(
 
 
 def load_deqnar(name: str, device: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    model, tokenizer = load_model(name, device)
+    model, tokenizer = load_model(name, device, runtime="torch")
     if model.config.model_type != "deqnar":
         raise ValueError(f"{name} is of type {model.config.model_type}, but only deqnar models have proxies to report.")
     return model, tokenizer

@@ -109,19 +109,19 @@ def generate_settings(options: argparse.Namespace, model: Any) -> dict:
         if asked or options.watch or options.jsonl:
             flag = FLAGS[next(iter(asked))][0] if asked else "--watch" if options.watch else "--jsonl"
             raise ValueError(f"{flag} needs a deqnar model, but {options.model} is of type {config.model_type}.")
-        beams = max(options.nbest, model.generation_config.num_beams or 1)
-        return {"num_beams": beams, "num_return_sequences": options.nbest} if options.nbest > 1 else {}
+        beams = {"num_beams": max(options.nbest, model.generation_config.num_beams or 1)} if options.nbest > 1 else {}
+        return {**beams, "num_return_sequences": options.nbest}
+    asked["num_return_sequences"] = options.nbest  # whatever the model's own options say: lines are counted on
     if options.nbest > 1:
         beams = "ctc_beam_size" if config.length == "ctc" else "length_beams"
         asked[beams] = max(asked.get(beams, getattr(model.generation_config, beams)), options.nbest)
-        asked["num_return_sequences"] = options.nbest
     if options.jsonl or options.watch:
         asked["return_figures"] = True
     return asked
 
 
 def read_lines(options: argparse.Namespace) -> Iterator[Line]:
-    """Lines as they come. Only a line feed ends a line; a carriage return before it is dropped."""
+    """Lines as they come. Only a line feed ends a line; a carriage return before it is dropped, and a mark at first."""
     if options.text:
         for number, text in enumerate(options.text, start=1):
             yield Line(number, text)
@@ -129,7 +129,8 @@ def read_lines(options: argparse.Namespace) -> Iterator[Line]:
     with options.input.open("rb") if options.input is not None else sys.stdin.buffer as stream:
         for number, raw in enumerate(stream, start=1):
             try:
-                yield Line(number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8"))
+                encoding = "utf-8-sig" if number == 1 else "utf-8"
+                yield Line(number, raw.rstrip(b"\n").removesuffix(b"\r").decode(encoding))
             except UnicodeDecodeError as error:
                 yield Line(number, None, f"not valid UTF-8 at byte {error.start + 1}")
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..pipeline_deqnar import check_named_reranker, clean_text, longest_source
 from .reading import Pair
+from .tokenized import start_tokens
 
 
 @dataclass
@@ -31,15 +32,21 @@ def translate_sentences(
     sentences: list[str],
     batch_size: int,
     *,
+    prefix: str = "",
     show_progress: bool = True,
     **options: Any,
 ) -> Translations:
-    """Translate with `generate`, in batches of similar length; the results are in the given order."""
+    """Translate with `generate`, in batches of similar length; the results are in the given order.
+
+    Args:
+        prefix: stands before every sentence, for models that are told what to do in words.
+    """
     ours = model.config.model_type == "deqnar"
     if batch_size < 1:
         raise ValueError(f"The batch size must be at least 1, not {batch_size}.")
     if options.get("num_return_sequences", 1) != 1:
         raise ValueError("num_return_sequences must be 1: a system is scored by one translation per sentence.")
+    options["num_return_sequences"] = 1  # a model's own options may say otherwise
     if ours:
         check_named_reranker(tokenizer, model, options)
         options = {**options, "return_dict_in_generate": True}
@@ -52,7 +59,8 @@ def translate_sentences(
         range(0, len(order), batch_size), desc="translating", unit="batch", disable=None if show_progress else True
     ):
         indices = order[first : first + batch_size]
-        batch = encode_texts(tokenizer, [sentences[index] for index in indices], longest_source(model.config))
+        told = [prefix + sentences[index] for index in indices]
+        batch = encode_texts(tokenizer, told, longest_source(model.config))
         result = model.generate(
             **{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}, **options
         )
@@ -80,7 +88,7 @@ def labelled_batches(
         sources, targets = zip(*(pairs[index] for index in order[first : first + batch_size]), strict=True)
         batch = encode_texts(tokenizer, sources, longest_source(model.config))
         answers = encode_texts(tokenizer, targets, model.config.max_position_embeddings, side="text_target")
-        labels = answers["input_ids"].masked_fill(answers["attention_mask"] == 0, -100)
+        labels = answers["input_ids"].masked_fill(answers["attention_mask"] == 0, -100)[:, start_tokens(tokenizer) :]
         columns = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
         batches.append({name: values.to(model.device) for name, values in columns.items()})
     return batches, order
