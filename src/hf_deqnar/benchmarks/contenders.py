@@ -246,9 +246,10 @@ def our_contenders(
     """As it decodes if nothing is asked for, which its tolerance tells, and in other ways."""
     own = model.config.tol if model.generation_config.tol is None else model.generation_config.tol
     every = {"one evaluation" if model.config.refinement == "stacked" else f"tol {own:g}": {}, **ways}
+    every = {way: {"num_return_sequences": 1, **settings} for way, settings in every.items()}  # whatever it likes
     return [
         Contender(OURS, runtime, way, our_translate(model, settings), our_evaluations(model, settings))
-        for way, settings in ((way, {"num_return_sequences": 1, **settings}) for way, settings in every.items())
+        for way, settings in every.items()
     ]
 
 

@@ -218,9 +218,9 @@ def read_ladder(path: Path, data: Path, output: Path) -> Ladder:
     check_keys(content, KEYS, str(path), needed=("test", "source", "target", "rungs"))
     check_about(content.get("about"), f"{path}: about")
     defaults = content.get("defaults") or {}
-    check_keys(defaults, tuple(VERBS), f"{path}: defaults")
+    check_keys(defaults, VERBS, f"{path}: defaults")
     for verb, settings in defaults.items():
-        check_mapping(settings, f"{path}: defaults of '{verb}'")
+        check_mapping(settings or {}, f"{path}: defaults of '{verb}'")
     entries = content["rungs"]
     check_mapping(entries, f"{path}: rungs")
     titles: dict[str, str] = {}

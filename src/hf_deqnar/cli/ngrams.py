@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> None:
     (arguments,) = parse_arguments((NgramArguments,), options.arguments, "hf-deqnar ngrams")
     model, tokenizer, pairs = open_model(arguments, "n-grams")
     texts = tokenizer([clean_text(pair.references[0]) for pair in pairs])["input_ids"]
-    texts = [text[start_tokens(tokenizer) :] for text in texts]
+    start = start_tokens(tokenizer)
+    texts = [text[start:] for text in texts]
     learned, others = learned_and_others(texts)
     names = ("order", "least", "weight", "bonus")
     add_ngrams(model, learned, **{name: getattr(arguments, name) for name in names})

@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> None:
     model, tokenizer, pairs = open_model(arguments, "shortlists")
     sources = tokenizer([clean_text(pair.source) for pair in pairs])["input_ids"]
     targets = tokenizer([clean_text(pair.references[0]) for pair in pairs])["input_ids"]
-    targets = [target[start_tokens(tokenizer) :] for target in targets]
+    start = start_tokens(tokenizer)
+    targets = [target[start:] for target in targets]
     learned, others = learned_and_others(list(zip(sources, targets, strict=True)))
     add_shortlist(model, *map(list, zip(*learned, strict=True)), arguments.size, arguments.common)
     words, reached = coverage(model.model.shortlist, *map(list, zip(*others, strict=True)))

@@ -151,7 +151,8 @@ def tokenize_for_validation(pairs: list[Pair], tokenizer: PreTrainedTokenizerBas
         ("labels", [references[0] for references in columns["references"]]),
     ):
         columns[name] = tokenizer(cleaned(texts), truncation=True, max_length=max_length)["input_ids"]
-    columns["labels"] = [target[start_tokens(tokenizer) :] for target in columns["labels"]]
+    start = start_tokens(tokenizer)
+    columns["labels"] = [target[start:] for target in columns["labels"]]
     return _datasets().Dataset.from_dict(columns)
 
 
