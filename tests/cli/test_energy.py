@@ -141,7 +141,7 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
         last = capsys.readouterr().err.strip().splitlines()[-1]
         assert (status, message in last, last[:18]) == (1, True, "hf-deqnar energy: "), last
     text = settings.read_text()
-    settings.write_text("\n".join(line for line in text.splitlines() if not line.startswith("validation_data")))
+    settings.write_text("\n".join(line for line in text.splitlines() if not line.startswith("validation_")))
     assert main(["energy", str(settings), "--output_dir", str(tmp_path / "bad")]) == 1
     assert "Give --validation_data: the energy on it decides" in capsys.readouterr().err
 
