@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..corpus.ngrams import add_ngrams
-from ..corpus.tokenized import start_tokens
+from ..corpus.tokenized import target_ids
 from ..ngrams_deqnar import Fluency
 from ..pipeline_deqnar import clean_text
 from .loading import train_extra
@@ -44,9 +44,7 @@ def run(options: argparse.Namespace) -> None:
         from ..training.arguments import parse_arguments
     (arguments,) = parse_arguments((NgramArguments,), options.arguments, "hf-deqnar ngrams")
     model, tokenizer, pairs = open_model(arguments, "n-grams")
-    texts = tokenizer([clean_text(pair.references[0]) for pair in pairs])["input_ids"]
-    start = start_tokens(tokenizer)
-    texts = [text[start:] for text in texts]
+    texts = target_ids(tokenizer, [clean_text(pair.references[0]) for pair in pairs])
     learned, others = learned_and_others(texts)
     names = ("order", "least", "weight", "bonus")
     add_ngrams(model, learned, **{name: getattr(arguments, name) for name in names})

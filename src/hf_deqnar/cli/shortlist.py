@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..corpus.shortlist import add_shortlist
-from ..corpus.tokenized import start_tokens
+from ..corpus.tokenized import target_ids
 from ..pipeline_deqnar import clean_text
 from .loading import train_extra
 from .tables import TableArguments, learned_and_others, open_model, save_whole
@@ -37,9 +37,7 @@ def run(options: argparse.Namespace) -> None:
     (arguments,) = parse_arguments((ShortlistArguments,), options.arguments, "hf-deqnar shortlist")
     model, tokenizer, pairs = open_model(arguments, "shortlists")
     sources = tokenizer([clean_text(pair.source) for pair in pairs])["input_ids"]
-    targets = tokenizer([clean_text(pair.references[0]) for pair in pairs])["input_ids"]
-    start = start_tokens(tokenizer)
-    targets = [target[start:] for target in targets]
+    targets = target_ids(tokenizer, [clean_text(pair.references[0]) for pair in pairs])
     learned, others = learned_and_others(list(zip(sources, targets, strict=True)))
     add_shortlist(model, *map(list, zip(*learned, strict=True)), arguments.size, arguments.common)
     words, reached = coverage(model.model.shortlist, *map(list, zip(*others, strict=True)))

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ..pipeline_deqnar import clean_text
 from .evaluation import sentence_bleu
 from .reading import Pair, read_parallel
-from .tokenized import KEPT, TokenizedPairs, cleaned, fate_of, fingerprint_of, map_once, rules_of, start_tokens, usable
+from .tokenized import KEPT, TokenizedPairs, cleaned, fate_of, fingerprint_of, map_once, rules_of, target_ids, usable
 
 COLUMN = "candidates"
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 31))
@@ -69,14 +69,12 @@ def tokenize_candidates(
         COLUMN: [list(map(clean_text, several)) for several in candidates],
     }
 
-    start = start_tokens(tokenizer)
-
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
         columns: dict[str, list] = {name: [] for name in ("input_ids", "labels", COLUMN, "similarity", "fate")}
         columns["replaced"] = []
         for source, target, several in zip(*(batch[name] for name in texts), strict=True):
-            input_ids, *tokens = tokenizer([source, target, *several])["input_ids"]
-            labels, *tokens = (target[start:] for target in tokens)
+            input_ids = tokenizer(source)["input_ids"]
+            labels, *tokens = target_ids(tokenizer, [target, *several])
             usable_ones = [
                 fate_of(source, text, input_ids, ids, max_length, canvas) == KEPT
                 for text, ids in zip(several, tokens, strict=True)
@@ -90,7 +88,7 @@ def tokenize_candidates(
                 columns[name].append(value)
         return columns
 
-    settings = [COLUMN, str(max_length), str(canvas), rules_of(tokenizer), *(["without start"] if start else [])]
+    settings = [COLUMN, str(max_length), str(canvas), rules_of(tokenizer)]
     written = (
         text for row in zip(*texts.values(), strict=True) for text in (row[0], row[1], str(len(row[2])), *row[2])
     )

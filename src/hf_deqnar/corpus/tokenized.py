@@ -59,17 +59,14 @@ def tokenize_pairs(
         "target": cleaned(pair.references[0] for pair in pairs),
     }
 
-    start = start_tokens(tokenizer)
-
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
-        sources, targets = (tokenizer(batch[side])["input_ids"] for side in ("source", "target"))
-        sides = [sources, [target[start:] for target in targets]]
+        sides = [tokenizer(batch["source"])["input_ids"], target_ids(tokenizer, batch["target"])]
         fates = [
             fate_of(*row, max_length, canvas) for row in zip(batch["source"], batch["target"], *sides, strict=True)
         ]
         return {"input_ids": sides[0], "labels": sides[1], "fate": fates}
 
-    settings = [str(max_length), str(canvas), rules_of(tokenizer), *(["without start"] if start else [])]
+    settings = [str(max_length), str(canvas), rules_of(tokenizer)]
     fingerprint = fingerprint_of([*settings, *texts["source"], *texts["target"]])
     tokenized = map_once(texts, tokenize, fingerprint, cache)
     return usable(tokenized, max_length, fingerprint)
@@ -97,13 +94,19 @@ def rules_of(tokenizer: PreTrainedTokenizerBase) -> str:
     rules = copy.deepcopy(tokenizer.backend_tokenizer)
     rules.no_truncation()  # as its last call may have left it; it is not so for the next
     rules.no_padding()
-    return rules.to_str()
+    return rules.to_str() + " without the first of a target" * start_tokens(tokenizer)
 
 
 def start_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
     """How many tokens stand before a target that no model here writes: the `<s>` of Bart and its kin."""
     start = tokenizer.bos_token_id
     return int(start not in (None, tokenizer.eos_token_id) and tokenizer("")["input_ids"][:1] == [start])
+
+
+def target_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: Any) -> list[list[int]]:
+    """Token ids of targets, as models learn to write them."""
+    start = start_tokens(tokenizer)
+    return [ids[start:] for ids in tokenizer(texts, **options)["input_ids"]]
 
 
 def map_once(
@@ -146,13 +149,10 @@ def tokenize_for_validation(pairs: list[Pair], tokenizer: PreTrainedTokenizerBas
     """All pairs with their texts, so that translations are scored against every reference; long ones are cut."""
     columns: dict[str, list[Any]] = {"source": [pair.source for pair in pairs]}
     columns["references"] = [pair.references for pair in pairs]
-    for name, texts in (
-        ("input_ids", columns["source"]),
-        ("labels", [references[0] for references in columns["references"]]),
-    ):
-        columns[name] = tokenizer(cleaned(texts), truncation=True, max_length=max_length)["input_ids"]
-    start = start_tokens(tokenizer)
-    columns["labels"] = [target[start:] for target in columns["labels"]]
+    targets = [pair.references[0] for pair in pairs]
+    cut = {"truncation": True, "max_length": max_length}
+    columns["input_ids"] = tokenizer(cleaned(columns["source"]), **cut)["input_ids"]
+    columns["labels"] = target_ids(tokenizer, cleaned(targets), **cut)
     return _datasets().Dataset.from_dict(columns)
 
 
