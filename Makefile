@@ -1,36 +1,50 @@
-# On a machine with Python and pip, `make demo` translates and `make test` checks everything; both create .venv.
+# On a machine with Python and pip, `make demo` translates, `make test` checks everything and `make docs` builds the
+# documentation; all create .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo lint test clean
+.PHONY: install demo lint test test-fast docs clean
 
-# What translating needs; the rest takes longer and is added by `make install`.
-$(VENV)/.translates: setup.py constraints.txt
+# The packages that translation needs; `make install` adds the others.
+$(VENV)/.translates: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch -c constraints.txt
 	$(BIN)/pip install --quiet -e . -c constraints.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.translates
-	$(BIN)/pip install --quiet -e ".[train,track,plot,ctranslate2,onnx,test]" -c constraints.txt
+	$(BIN)/pip install --quiet -e ".[track,test]" -c constraints.txt
 	touch $@
 
 install: $(VENV)/.installed
 
 demo: $(VENV)/.translates
-	@echo "Each sentence is written at once, and then settles: a line for every evaluation that changes it."
+	@echo "All tokens of a sentence are predicted in parallel. A line is printed for every evaluation that changes the draft, until it converges."
 	@echo
 	@$(BIN)/hf-deqnar translate --watch "Where is the train station?" "I would like a cup of coffee." \
-		"My brother has lived in Berlin for three years." "The weather is nice today, so we are going to the park."
+		"Could you tell me where the bathroom is?" "My sister has two children and a dog."
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 test: lint
 	$(BIN)/python -m pytest -n 2
 
+test-fast: install
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The pages are in docs/; docs/results.md is printed from the result files of experiments/.
+docs: $(VENV)/.documents
+	$(BIN)/python experiments/results_page.py > docs/results.md.new && mv docs/results.md.new docs/results.md
+	$(BIN)/mkdocs build --strict
+
+$(VENV)/.documents: $(VENV)/.translates
+	$(BIN)/pip install --quiet -e ".[docs,train]" -c constraints.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build site src/*.egg-info .pytest_cache .ruff_cache .mypy_cache

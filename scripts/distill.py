@@ -1,11 +1,11 @@
-"""Distil a teacher. On one process, from the folder of the repository, with Multi30k in `data`:
+"""Translate a corpus with a teacher. In one process, from the folder of the repository, with Multi30k in `data`:
 
 python scripts/distill.py --teacher runs/teacher --data data/multi30k/train.jsonl.gz --source en --target de \
     --num_beams 5 --output runs/distilled.jsonl.gz
 
-On several: `torchrun --standalone --nproc_per_node 2 scripts/distill.py …`, or start it by hand as often as you like,
-with `--process 0 --processes 2` and so on. A run that was stopped goes on where it was. `hf-deqnar distill` is the same
-thing; a YAML file named first holds any of the flags.
+In several: `torchrun --standalone --nproc_per_node 2 scripts/distill.py …`, or start each process with
+`--process 0 --processes 2` and so on. An interrupted run is resumed. `hf-deqnar distill` is the same command; a YAML
+file named first contains any of the flags.
 """
 
 import sys

@@ -5,7 +5,7 @@ accelerate launch scripts/train_teacher.py --train_data data/multi30k/train.json
     --size tiny --config dropout=0.3 --max_tokens 4096 --learning_rate 2e-3 --warmup_steps 1000 --max_steps 6000 \
     --eval_strategy steps --eval_steps 500 --save_steps 500 --output_dir runs/teacher
 
-`hf-deqnar teacher` is the same thing; a YAML file named first holds any of the flags.
+`hf-deqnar teacher` is the same command; a YAML file named first contains any of the flags.
 """
 
 import sys

@@ -1,65 +1,91 @@
 """Deep-equilibrium non-autoregressive translation for Hugging Face Transformers.
 
-Importing this package registers the model with transformers' Auto classes and the translation pipeline.
+Importing this package registers the models with transformers' Auto classes, and the translation pipeline. Its names are
+imported when they are first used.
 """
 
+import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
+from .registration import register
+from .utils.versions import check_transformers
 
-from .configuration_deqnar import DeqNarConfig
-from .fixed_point import FixedPoint, solve
-from .generation_deqnar import DeqNarGenerateOutput, DeqNarGenerationConfig
-from .modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
-from .modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
-from .pipeline_deqnar import DeqNarTranslationPipeline, register_translation_pipeline
+if TYPE_CHECKING:
+    from .data.parallel_text import Pair, read_parallel
+    from .data.tokenized_dataset import tokenize_for_validation, tokenize_pairs
+    from .data.tokenizer import train_tokenizer
+    from .export.runtime import DeqNarOnnxModel
+    from .models.deqnar.configuration_deqnar import DeqNarConfig
+    from .models.deqnar.fixed_point import FixedPoint, solve
+    from .models.deqnar.generation_deqnar import DeqNarGenerateOutput, DeqNarGenerationConfig
+    from .models.deqnar.implicit_gradient import GradientOptions, equilibrium
+    from .models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+    from .models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline
+    from .models.lstm_seq2seq.modeling_lstm_seq2seq import RecurrentConfig, RecurrentForConditionalGeneration
+    from .training.arguments import DeqNarTrainingArguments
+    from .training.energy_trainer import EnergyTrainer, EnergyTrainingArguments
+    from .training.trainer import DeqNarTrainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-BOX = str(Path(__file__).parent / "box")  # folder of the model that comes with the package
+PRETRAINED = str(Path(__file__).parent / "pretrained")  # folder of the bundled model
+METRICS = str(Path(__file__).parent / "evaluation" / "translation_quality")  # folder of a metric for `evaluate.load`
 
-
-def register_auto_classes() -> None:
-    """Make the Auto classes know the model, and let saved models carry the code they need without this package."""
-    AutoConfig.register(DeqNarConfig.model_type, DeqNarConfig, exist_ok=True)
-    AutoModel.register(DeqNarConfig, DeqNarModel, exist_ok=True)
-    AutoModelForSeq2SeqLM.register(DeqNarConfig, DeqNarForConditionalGeneration, exist_ok=True)
-    DeqNarConfig.register_for_auto_class()
-    DeqNarModel.register_for_auto_class("AutoModel")
-    DeqNarForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-    AutoConfig.register(RecurrentConfig.model_type, RecurrentConfig, exist_ok=True)
-    AutoModelForSeq2SeqLM.register(RecurrentConfig, RecurrentForConditionalGeneration, exist_ok=True)
-    RecurrentConfig.register_for_auto_class()
-    RecurrentForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-
-
-register_auto_classes()
-register_translation_pipeline()
-
-# Training needs packages of the train extra, so it is imported when it is asked for; and few need exported models.
-LATER = {
+# Where each public name is defined; the imports for type checkers above are the same.
+MODULES = {
+    "DeqNarConfig": ".models.deqnar.configuration_deqnar",
+    "DeqNarForConditionalGeneration": ".models.deqnar.modeling_deqnar",
+    "DeqNarGenerateOutput": ".models.deqnar.generation_deqnar",
+    "DeqNarGenerationConfig": ".models.deqnar.generation_deqnar",
+    "DeqNarModel": ".models.deqnar.modeling_deqnar",
     "DeqNarOnnxModel": ".export.runtime",
     "DeqNarTrainer": ".training.trainer",
     "DeqNarTrainingArguments": ".training.arguments",
+    "DeqNarTranslationPipeline": ".models.deqnar.pipeline_deqnar",
     "EnergyTrainer": ".training.energy_trainer",
     "EnergyTrainingArguments": ".training.energy_trainer",
+    "FixedPoint": ".models.deqnar.fixed_point",
+    "GradientOptions": ".models.deqnar.implicit_gradient",
+    "Pair": ".data.parallel_text",
+    "RecurrentConfig": ".models.lstm_seq2seq.modeling_lstm_seq2seq",
+    "RecurrentForConditionalGeneration": ".models.lstm_seq2seq.modeling_lstm_seq2seq",
+    "equilibrium": ".models.deqnar.implicit_gradient",
+    "read_parallel": ".data.parallel_text",
+    "solve": ".models.deqnar.fixed_point",
+    "tokenize_for_validation": ".data.tokenized_dataset",
+    "tokenize_pairs": ".data.tokenized_dataset",
+    "train_tokenizer": ".data.tokenizer",
 }
+
+check_transformers()
+register()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LATER:
+    if name == "BOX":
+        warnings.warn("hf_deqnar.BOX is now hf_deqnar.PRETRAINED.", FutureWarning, stacklevel=2)
+        return PRETRAINED
+    if name not in MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     try:
-        module = import_module(LATER[name], __name__)
-    except ImportError as error:
+        value = getattr(import_module(MODULES[name], __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith(__name__):
+            raise
         raise ImportError(f"{name} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
-    return getattr(module, name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *MODULES})
 
 
 __all__ = [
-    "BOX",
+    "METRICS",
+    "PRETRAINED",
     "DeqNarConfig",
     "DeqNarForConditionalGeneration",
     "DeqNarGenerateOutput",
@@ -72,5 +98,14 @@ __all__ = [
     "EnergyTrainer",
     "EnergyTrainingArguments",
     "FixedPoint",
+    "GradientOptions",
+    "Pair",
+    "RecurrentConfig",
+    "RecurrentForConditionalGeneration",
+    "equilibrium",
+    "read_parallel",
     "solve",
+    "tokenize_for_validation",
+    "tokenize_pairs",
+    "train_tokenizer",
 ]

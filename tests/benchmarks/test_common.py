@@ -4,7 +4,7 @@ import torch
 
 from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.benchmarks.common import in_milliseconds, machine, take_turns, untrained_model
-from hf_deqnar.layers_deqnar import BranchEnd
+from hf_deqnar.models.deqnar.layers_deqnar import BranchEnd
 
 from ..conftest import small_config
 

@@ -1,6 +1,5 @@
 """What is compared: real models on the same tokens, and clear words if they cannot be."""
 
-import argparse
 from importlib.util import find_spec
 
 import pytest
@@ -8,17 +7,22 @@ import pytest
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
 from hf_deqnar.benchmarks import contenders
-from hf_deqnar.cli.main import main, make_parser
-from hf_deqnar.corpus.tokenizer import train_tokenizer
+from hf_deqnar.benchmarks.options import RUNTIMES, LatencyOptions
+from hf_deqnar.cli.loading import load_model
+from hf_deqnar.cli.main import main
+from hf_deqnar.data.tokenizer import train_tokenizer
 from hf_deqnar.export import graphs
+from hf_deqnar.utils.arguments import parse_arguments
 
 from ..conftest import SENTENCES
 from ..teachers import small_teacher
 from .conftest import TEACHER_READS, our_model
 
 
-def options_of(*arguments: str) -> argparse.Namespace:
-    return make_parser().parse_args(["bench", "latency", *arguments])
+def options_of(*arguments: str) -> LatencyOptions:
+    (options,) = parse_arguments([LatencyOptions], list(arguments))
+    options.load = load_model
+    return options
 
 
 def test_runtimes_of_one_model_say_the_same(models, arguments, exported, tokenizer):
@@ -47,7 +51,7 @@ def test_long_sources_are_cut_for_all_alike_and_counted(arguments, tmp_path):
     data.write_text(
         '{"en": "horse", "de": "Pferd"}\n{"en": " ", "de": ""}\n{"en": "' + "horse " * 60 + '", "de": "x"}\n'
     )
-    chosen = options_of(*changed(arguments, "--data", data), "--sentences", "2", "--without", *contenders.GROUPS)
+    chosen = options_of(*changed(arguments, "--data", data), "--sentences", "2", "--without", *RUNTIMES)
     with contenders.compared(chosen) as comparison:
         assert [len(source) for source in comparison.sources][1:] == [TEACHER_READS]
         assert comparison.cut == 1
@@ -100,17 +104,17 @@ def one_line(capsys) -> str:
         ("latency", ["--budgets", "4", "0"], "--budgets 0: a solve needs"),
         ("latency", ["--budgets", "4", "4"], "stands twice in --budgets"),
         ("latency", ["--ways", "tol=0.1", "tol=0.1"], "stands twice in --ways"),
-        ("latency", ["--bleu-sentences", "0"], "--bleu-sentences must be at least 1"),
+        ("latency", ["--bleu-sentences", "0"], "--bleu_sentences must be at least 1"),
         ("latency", ["--lengths", "15", "5"], "--lengths 15 5 must rise"),
-        ("latency", ["--sentences-per-length", "0"], "--sentences-per-length must be at least 1"),
+        ("latency", ["--sentences-per-length", "0"], "--sentences_per_length must be at least 1"),
         ("latency", ["--without", "onnx", "--export", "somewhere"], "--export is of no use with --without onnx"),
         ("latency", ["--without", "ctranslate2", "--rival", "r"], "--rival runs in CTranslate2"),
         ("latency", ["--export", "nowhere", "--sentences", "1"], "is not an ONNX export"),
-        ("latency", ["--without", *contenders.GROUPS, "--sentences", "1"], "--lengths 60 is more than the 24 tokens"),
+        ("latency", ["--without", *RUNTIMES, "--sentences", "1"], "--lengths 60 is more than the 24 tokens"),
         (
             "latency",
-            ["--without", *contenders.GROUPS, "--sentences", "1", "--bleu-sentences", "7"],
-            "less than --bleu-sentences 7",
+            ["--without", *RUNTIMES, "--sentences", "1", "--bleu-sentences", "7"],
+            "less than --bleu_sentences 7",
         ),
         ("throughput", ["--sentences", "6", "--batches", "4"], "--sentences 6 cannot be divided into batches of 4"),
         ("throughput", ["--batches", "0"], "--batches 0"),
@@ -118,7 +122,7 @@ def one_line(capsys) -> str:
     ],
 )
 def test_errors_are_one_readable_line(arguments, capsys, benchmark, more, message):
-    assert main(["bench", benchmark, *arguments, *more]) == 1
+    assert main(["bench", benchmark, *arguments, *more]) == 2
     assert message in one_line(capsys)
 
 
@@ -139,7 +143,7 @@ def test_models_that_cannot_be_compared_are_refused(models, arguments, strangers
         ([*changed(arguments, "--model", strangers / "other"), *few, "--export", exported], "of its tokens in common"),
         ([*changed(arguments, "--model", "no/such/model"), *without], "neither a model directory nor"),
     ]:
-        assert main(["bench", "latency", *map(str, given)]) == 1, given
+        assert main(["bench", "latency", *map(str, given)]) == 2, given
         assert message in one_line(capsys)
 
 
@@ -148,8 +152,8 @@ def test_what_is_not_installed_is_named_with_its_extra(arguments, exported, caps
         monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else find_spec(name))
 
     without(contenders, "ctranslate2")
-    assert main(["bench", "latency", *arguments, "--sentences", "1"]) == 1
+    assert main(["bench", "latency", *arguments, "--sentences", "1"]) == 2
     assert "pip install 'hf_deqnar[ctranslate2]', or leave it out with --without ctranslate2" in one_line(capsys)
     without(graphs, "onnxscript")
-    assert main(["bench", "throughput", *arguments, "--sentences", "256"]) == 1
+    assert main(["bench", "throughput", *arguments, "--sentences", "256"]) == 2
     assert "needs the package onnxscript: pip install 'hf_deqnar[onnx]'" in one_line(capsys)

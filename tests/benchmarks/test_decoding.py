@@ -60,5 +60,5 @@ def test_the_solvers_settings_are_put_back(tokenizer):
     ],
 )
 def test_what_cannot_be_measured_is_refused(few, arguments, message, capsys):
-    assert main([*few, *arguments]) == 1
+    assert main([*few, *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`hf-deqnar distill` as a user runs it, and what `hf-deqnar train` makes of it."""
+"""`hf-deqnar distill`, and `hf-deqnar train` on its output."""
 
 import json
 import os
@@ -10,10 +10,10 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_deqnar.cli.main import main
-from hf_deqnar.corpus.reading import read_parallel
+from hf_deqnar.data.parallel_text import read_parallel
 
 from ..conftest import SENTENCES
-from ..corpus.conftest import make_teacher
+from ..distillation.conftest import make_teacher
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
@@ -22,7 +22,7 @@ QUICK = ["--num_beams", "2", "--max_length", "20", "--shard_sentences", "5"]
 
 
 @pytest.fixture(scope="module")
-def house(tokenizer, tmp_path_factory):
+def folder(tokenizer, tmp_path_factory):
     """Two teachers and a corpus, in which every third sentence has a second reference."""
     folder = tmp_path_factory.mktemp("distill")
     for name, size in (("tiny", 0.6), ("big", 1.0)):
@@ -37,17 +37,17 @@ def house(tokenizer, tmp_path_factory):
     return folder
 
 
-def columns(house) -> list[str]:
-    return ["--data", str(house / "data.jsonl"), "--source", "en", "--target", "de"]
+def columns(folder) -> list[str]:
+    return ["--data", str(folder / "data.jsonl"), "--source", "en", "--target", "de"]
 
 
 def last_line(capsys) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_two_processes_of_the_script_share_the_work(house, tmp_path):
+def test_two_processes_of_the_script_share_the_work(folder, tmp_path):
     output = tmp_path / "distilled.jsonl.gz"
-    command = [sys.executable, SCRIPT, "--teacher", house / "tiny", *columns(house), *QUICK, "--output", output]
+    command = [sys.executable, SCRIPT, "--teacher", folder / "tiny", *columns(folder), *QUICK, "--output", output]
     running = [
         subprocess.Popen(
             list(map(str, command)),
@@ -62,26 +62,26 @@ def test_two_processes_of_the_script_share_the_work(house, tmp_path):
     assert b"24 sentences" in said[0][0]
     assert said[1][0] == b""
     sources = [pair.source for pair in read_parallel(output, "en", "de")]
-    assert sources == [pair.source for pair in read_parallel(house / "data.jsonl", "en", "de")]
+    assert sources == [pair.source for pair in read_parallel(folder / "data.jsonl", "en", "de")]
     alone = tmp_path / "alone.jsonl.gz"
-    command = ["distill", "--teacher", house / "tiny", *columns(house), *QUICK, "--output", alone]
+    command = ["distill", "--teacher", folder / "tiny", *columns(folder), *QUICK, "--output", alone]
     assert main(list(map(str, command))) == 0
     assert alone.read_bytes() == output.read_bytes()
 
 
-def test_a_source_that_stands_several_times_is_translated_once(house, tmp_path):
+def test_a_repeated_source_is_translated_once(folder, tmp_path):
     rows = [{"en": english, "de": german} for english, german in SENTENCES]
     data, output = tmp_path / "data.jsonl", tmp_path / "distilled.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *reversed(rows)]))
-    command = ["distill", "--teacher", str(house / "tiny"), "--data", str(data), "--source", "en", "--target", "de"]
+    command = ["distill", "--teacher", str(folder / "tiny"), "--data", str(data), "--source", "en", "--target", "de"]
     assert main([*command, *QUICK, "--unique", "--output", str(output)]) == 0
     assert [pair.source for pair in read_parallel(output, "en", "de")] == [english for english, _ in SENTENCES]
 
 
-def test_several_teachers_gamma_and_training_on_their_candidates(house, tmp_path, capsys):
+def test_several_teachers_gamma_and_training_on_their_candidates(folder, tmp_path, capsys):
     output = tmp_path / "candidates.jsonl"
-    teachers = ["--teacher", str(house / "tiny"), str(house / "big")]
-    assert main(["distill", *teachers, *columns(house), *QUICK, "--output", str(output)]) == 0
+    teachers = ["--teacher", str(folder / "tiny"), str(folder / "big")]
+    assert main(["distill", *teachers, *columns(folder), *QUICK, "--output", str(output)]) == 0
     assert f"written to {output}" in capsys.readouterr().out
     assert (tmp_path / "candidates.big.jsonl.statistics.json").is_file()
     first = json.loads(output.read_text().splitlines()[0])
@@ -89,39 +89,39 @@ def test_several_teachers_gamma_and_training_on_their_candidates(house, tmp_path
     assert len(first["candidates"]) == 3
 
     tune = ["distill", "--tune-gamma", str(output), "--source", "en", "--target", "de"]
-    assert main([*tune, "--references", str(house / "data.jsonl")]) == 0
+    assert main([*tune, "--references", str(folder / "data.jsonl")]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("--gamma ")
     assert len(printed.out.split()) == 4
     assert "8 of 24 sentences have some" in printed.err
 
     train = ["train", "--train_data", str(output), "--source", "en", "--target", "de", "--vocab_size", "400"]
-    train += ["--validation_data", str(house / "data.jsonl"), "--validation_limit", "4", "--eval_strategy", "steps"]
+    train += ["--validation_data", str(folder / "data.jsonl"), "--validation_limit", "4", "--eval_strategy", "steps"]
     train += ["--config", "length=ctc", "d_model=32", "encoder_layers=1", "max_nfe=4", "--use_cpu", "--eval_steps", "2"]
     train += ["--objective", "dynamic_kd+ctc+glat", "--max_tokens", "400", "--max_steps", "2", "--warmup_steps", "1"]
     train += ["--cache_dir", str(tmp_path / "cache"), "--report_to", "none", "--max_length", "100"]
     assert main([*train, "--output_dir", str(tmp_path / "run")]) == 0
     assert "gamma is 1 1 1; " in capsys.readouterr().err
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    assert main([*train, "--output_dir", str(tmp_path / "other"), "--gamma", "1", "2"]) == 1
+    assert main([*train, "--output_dir", str(tmp_path / "other"), "--gamma", "1", "2"]) == 2
     assert "gamma has 2 weights but the data 3 candidates per sentence" in last_line(capsys)
-    train[2] = str(house / "data.jsonl")
-    assert main([*train, "--output_dir", str(tmp_path / "other")]) == 1
-    assert "Dynamic KD chooses among candidates, and" in last_line(capsys)
+    train[2] = str(folder / "data.jsonl")
+    assert main([*train, "--output_dir", str(tmp_path / "other")]) == 2
+    assert "has no candidates for Dynamic KD" in last_line(capsys)
 
 
-def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
-    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=400)).save_pretrained(house / "gpt")
-    make_teacher(tokenizer).model.save_pretrained(house / "mute")
+def test_errors_are_one_readable_line(folder, tokenizer, tmp_path, capsys):
+    GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=400)).save_pretrained(folder / "gpt")
+    make_teacher(tokenizer).model.save_pretrained(folder / "mute")
     names = ["--source", "en", "--target", "de"]
-    whole = ["--teacher", str(house / "tiny"), *columns(house), "--output", str(tmp_path / "out.jsonl")]
+    whole = ["--teacher", str(folder / "tiny"), *columns(folder), "--output", str(tmp_path / "out.jsonl")]
     for arguments, message in [
-        (names, "--teacher, --data and --output are needed"),
+        (names, "--teacher, --data and --output are required"),
         ([*whole, "--teacher", "a", "a"], "A teacher is named twice"),
         ([*whole, "--teacher", str(tmp_path / "absent")], "is neither a model directory nor a model"),
-        ([*whole, "--teacher", str(house / "tiny"), str(tmp_path / "absent")], "is neither a model directory nor a"),
-        ([*whole, "--teacher", str(house / "tiny"), str(house / "gpt")], "holds a gpt2 model, which cannot translate"),
-        ([*whole, "--teacher", str(house / "tiny"), str(house / "mute")], "mute has no tokenizer that can be loaded"),
+        ([*whole, "--teacher", str(folder / "tiny"), str(tmp_path / "absent")], "is neither a model directory nor a"),
+        ([*whole, "--teacher", str(folder / "tiny"), str(folder / "gpt")], "contains a gpt2 model, which cannot"),
+        ([*whole, "--teacher", str(folder / "tiny"), str(folder / "mute")], "mute has no tokenizer that can be loaded"),
         ([*whole, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
         ([*whole, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
         ([*whole, "--forced_bos_token", "deu_Latn"], "tiny has no token 'deu_Latn' to begin translations with"),
@@ -133,7 +133,7 @@ def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
         ([*names, "--tune_gamma", "c.jsonl", "--num_beams", "2"], "num_beams has no effect with tune_gamma"),
         ([*names, "--tune_gamma", "c.jsonl"], "--tune_gamma needs --references"),
     ]:
-        assert main(["distill", *arguments]) == 1, arguments
+        assert main(["distill", *arguments]) == 2, arguments
         line = last_line(capsys)
         assert line.startswith("hf-deqnar distill: ")
         assert message in line
@@ -142,13 +142,13 @@ def test_errors_are_one_readable_line(house, tokenizer, tmp_path, capsys):
 
 def test_a_rank_that_is_no_number_is_one_readable_line(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "first")
-    assert main(["distill", "--source", "en", "--target", "de"]) == 1
+    assert main(["distill", "--source", "en", "--target", "de"]) == 2
     assert last_line(capsys).startswith("hf-deqnar distill: RANK='first' in the environment is not a number;")
 
 
-def test_gamma_is_tuned_only_on_the_sentences_the_candidates_were_made_for(house, tmp_path, capsys):
+def test_gamma_is_tuned_only_on_the_sentences_the_candidates_were_made_for(folder, tmp_path, capsys):
     other = tmp_path / "candidates.jsonl"
     other.write_text(json.dumps({"en": "Other.", "de": "Anders.", "candidates": ["a", "Anders."]}) + "\n")
-    names = ["--source", "en", "--target", "de", "--references", str(house / "data.jsonl")]
-    assert main(["distill", "--tune_gamma", str(other), *names]) == 1
+    names = ["--source", "en", "--target", "de", "--references", str(folder / "data.jsonl")]
+    assert main(["distill", "--tune_gamma", str(other), *names]) == 2
     assert "do not have the same sentences in order" in last_line(capsys)

@@ -6,9 +6,9 @@ import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_deqnar.cli.main import main
-from hf_deqnar.corpus.locks import held
-from hf_deqnar.corpus.tokenizer import train_tokenizer
+from hf_deqnar.data.tokenizer import train_tokenizer
 from hf_deqnar.training.energy_trainer import EnergyTrainer
+from hf_deqnar.utils.locks import try_lock
 
 from ..conftest import SENTENCES
 from ..teachers import small_teacher
@@ -41,12 +41,12 @@ def row(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("| ").split("|")]
 
 
-def test_a_run_says_what_it_gained_and_goes_on_where_it_was(run, tmp_path, settings, tokenizer, capsys):
+def test_a_run_reports_its_improvement_and_is_resumed(run, tmp_path, settings, tokenizer, capsys):
     output = tmp_path / "energy"
     flags = ["energy", settings, "--output_dir", output, "--json", tmp_path / "figures.json"]
     done = run(*flags)
     assert done.returncode == 0, done.stderr
-    assert "24 of 24 pairs are used (left out: none)." in done.stderr
+    assert "24 of 24 pairs are used (dropped: none)." in done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["result"]["discrete_energy"] < figures["student"]["discrete_energy"]
     for name, found in figures.items():
@@ -58,16 +58,16 @@ def test_a_run_says_what_it_gained_and_goes_on_where_it_was(run, tmp_path, setti
     assert main([*map(str, flags)]) == 0
     assert f"{output} holds the finished run; nothing is left to train." in capsys.readouterr().err
     again = json.loads((tmp_path / "figures.json").read_text())
-    for name, found in figures.items():  # another process: the last bit of a sum may depend on where the weights lie
+    for name, found in figures.items():  # in another process sums may differ in the last bit
         assert again[name] == pytest.approx(found, rel=1e-6)
-    assert main([*map(str, flags), "--target_operator", "SX"]) == 1
+    assert main([*map(str, flags), "--target_operator", "SX"]) == 2
     assert "holds a run with target_operator=ST, but now it is SX" in capsys.readouterr().err
-    assert main([*map(str, flags), "--validation_limit", "5"]) == 1
+    assert main([*map(str, flags), "--validation_limit", "5"]) == 2
     assert "holds a run with validation=" in capsys.readouterr().err
     model = small_teacher(vocabulary=len(tokenizer))
     model.final_logits_bias += 1
     model.save_pretrained(tmp_path / "teacher")
-    assert main([*map(str, flags)]) == 1
+    assert main([*map(str, flags)]) == 2
     assert "holds a run with teacher_weights=" in capsys.readouterr().err
 
 
@@ -75,9 +75,9 @@ def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_
     ignored = ("max_steps", "eval_strategy", "save_strategy")
     lines = [line for line in settings.read_text().splitlines() if not line.startswith(ignored)]
     settings.write_text("\n".join(lines))
-    flags = ["energy", str(settings), "--operator-grid", "--grid_steps", "1", "--output_dir", str(tmp_path / "grid")]
+    flags = ["energy", str(settings), "--operator_grid", "--grid_steps", "1", "--output_dir", str(tmp_path / "grid")]
     for flag, value in [("max_steps", "4"), ("num_train_epochs", "2.0"), ("target_operator", "SX")]:
-        assert main([*flags, f"--{flag}", value]) == 1
+        assert main([*flags, f"--{flag}", value]) == 2
         assert f"{flag}={value} has no effect on the operator grid: every pair" in capsys.readouterr().err
     trained, train = [], EnergyTrainer.train
 
@@ -89,11 +89,11 @@ def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_
 
     monkeypatch.setattr(EnergyTrainer, "train", cut_off_at_the_third)
     (tmp_path / "grid").mkdir()
-    with held(tmp_path / "grid" / "run.lock"):
-        assert main(flags) == 1
+    with try_lock(tmp_path / "grid" / "run.lock"):
+        assert main(flags) == 2
     assert f"Another run is writing to {tmp_path / 'grid'};" in capsys.readouterr().err
     assert not trained
-    assert main(flags) == 1
+    assert main(flags) == 2
     assert trained == [("SX", "SX"), ("SX", "STL"), ("SX", "SG")]
     assert main([*flags, "--json", str(tmp_path / "figures.json")]) == 0
     assert len(trained) == 26
@@ -106,10 +106,10 @@ def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_
         found = cells[f"{fed} ST"]
         assert row(text, fed)[4] == f"{found['discrete_energy']:.1f} ({found['reference_length_bleu']:.1f})"
     assert len({found["discrete_energy"] for found in cells.values()}) > 5
-    assert main([*flags[:-3], "2", *flags[-2:]]) == 1
+    assert main([*flags[:-3], "2", *flags[-2:]]) == 2
     assert "holds a run with max_steps=1, but now it is 2" in capsys.readouterr().err
     (tmp_path / "grid" / "grid.json").write_text("{}")
-    assert main(flags) == 1
+    assert main(flags) == 2
     assert f"{tmp_path / 'grid' / 'grid.json'} is damaged (" in capsys.readouterr().err
 
 
@@ -119,9 +119,9 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
     small_teacher(vocabulary=300).save_pretrained(other)
     train_tokenizer([text for pair in SENTENCES for text in pair], vocab_size=300).save_pretrained(other)
     cases = [
-        (["--teacher", decoder_only], "gpt holds a gpt2 model, which cannot translate; name a seq2seq model."),
+        (["--teacher", decoder_only], "gpt contains a gpt2 model, which cannot translate; name a seq2seq model."),
         (["--teacher", other], f"(300 tokens) is not the model's ({len(tokenizer)}): '"),
-        (["--teacher", absent], "absent is neither a model directory nor a model that the hub offers."),
+        (["--teacher", absent], "absent is neither a model directory nor a model on the Hub."),
         (["--teacher", saved["predict"]], "a DeqNarForConditionalGeneration, takes no decoder_inputs_embeds"),
         (["--student", teacher], "is a marian model; the student must be a deqnar model."),
         (["--student", saved["ctc"]], "needs config.length = 'predict', but this is a CTC model"),
@@ -139,10 +139,10 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
     for flags, message in cases:
         status = main(["energy", str(settings), "--output_dir", str(tmp_path / "bad"), *map(str, flags)])
         last = capsys.readouterr().err.strip().splitlines()[-1]
-        assert (status, message in last, last[:18]) == (1, True, "hf-deqnar energy: "), last
+        assert (status, message in last, last[:18]) == (2, True, "hf-deqnar energy: "), last
     text = settings.read_text()
     settings.write_text("\n".join(line for line in text.splitlines() if not line.startswith("validation_")))
-    assert main(["energy", str(settings), "--output_dir", str(tmp_path / "bad")]) == 1
+    assert main(["energy", str(settings), "--output_dir", str(tmp_path / "bad")]) == 2
     assert "Give --validation_data: the energy on it decides" in capsys.readouterr().err
 
 
@@ -151,10 +151,10 @@ def test_help_lists_the_flags_of_all_three_dataclasses(capsys):
         main(["energy", "--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    assert all(flag in text for flag in ("--student", "--operator-grid", "--train_data", "--target_operator"))
+    assert all(flag in text for flag in ("--student", "--operator_grid", "--train_data", "--target_operator"))
 
 
-def test_the_recurrent_pair_is_made_from_the_texts(tmp_path, capsys):
+def test_the_recurrent_pair_is_trained_from_the_texts(tmp_path, capsys):
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES * 4))
     flags = ["energy", "--student", "bilstm", "--teacher", "lstm", "--pair_steps", 4, "--pair_vocab_size", 400]
@@ -166,7 +166,7 @@ def test_the_recurrent_pair_is_made_from_the_texts(tmp_path, capsys):
     kinds = {name: json.loads((tmp_path / "run" / name / "config.json").read_text()) for name in ("student", "teacher")}
     assert kinds["student"]["architecture"] == "bilstm"
     assert kinds["teacher"]["model_type"] == "deqnar_recurrent"
-    assert main([str(part) for part in ["energy", "--student", "bilstm", "--teacher", tmp_path, *flags[5:]]]) == 1
+    assert main([str(part) for part in ["energy", "--student", "bilstm", "--teacher", tmp_path, *flags[5:]]]) == 2
     assert "The recurrent pair is made together" in capsys.readouterr().err
-    assert main([str(part) for part in [*flags, "--optimizer", "muon"]]) == 1
+    assert main([str(part) for part in [*flags, "--optimizer", "muon"]]) == 2
     assert "optimizer=muon is for layers made of matrices, not for LSTMs" in capsys.readouterr().err

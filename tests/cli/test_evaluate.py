@@ -9,7 +9,7 @@ from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.cli.main import main
 
 from ..conftest import SENTENCES
-from ..test_generation_deqnar import reranker
+from ..models.deqnar.test_generation_deqnar import reranker
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
@@ -35,12 +35,14 @@ def test_one_model(run, saved, data, tmp_path):
     assert 0 <= found["share_converged"] <= 1
     assert found["bleu_signature"].startswith("nrefs:var")
     assert found["bleu_signature"] in done.stdout
-    for name in ("bleu", "chrf", "repetition_rate", "length_ratio", "seconds"):
+    for name in ("bleu", "chrf", "repetition_rate", "length_ratio", "brevity_penalty", "seconds"):
         assert isinstance(found[name], float)
+    assert f"| {found['length_ratio']:.3f}" in done.stdout
+    assert f"| {found['brevity_penalty']:.3f}" in done.stdout
     assert len((tmp_path / "out" / "1.txt").read_text().split("\n")) == 7
 
 
-def test_names_are_counted_where_others_are_put_in_their_place(run, saved, tmp_path):
+def test_replaced_names_are_counted_in_the_translations(run, saved, tmp_path):
     corpus, test, figures = tmp_path / "corpus.jsonl", tmp_path / "test.jsonl", tmp_path / "figures.json"
     cities = [{"en": f"He is in {city}.", "de": f"Er ist in {city}."} for city in ("Boston", "Berlin", "Oslo")]
     corpus.write_text("\n".join(map(json.dumps, cities)))
@@ -52,11 +54,11 @@ def test_names_are_counted_where_others_are_put_in_their_place(run, saved, tmp_p
     assert (found["sentences"], found["names_kept"]) == (1, 0.0)  # of an untrained model
     assert "names kept" in done.stdout
     done = run("evaluate", saved["ctc"], *columns, "--other-names", test)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "has a name of" in done.stderr
 
 
-def test_ours_against_an_autoregressive_model(run, saved, data, tokenizer, tmp_path):
+def test_comparison_with_an_autoregressive_model(run, saved, data, tokenizer, tmp_path):
     teacher = tmp_path / "teacher"
     reranker(len(tokenizer)).save_pretrained(teacher)
     tokenizer.save_pretrained(teacher)
@@ -73,7 +75,7 @@ def test_ours_against_an_autoregressive_model(run, saved, data, tokenizer, tmp_p
     assert "(p = " in done.stdout
 
 
-def test_a_model_that_is_told_in_words_what_to_do_is_told(data, tokenizer, tmp_path, monkeypatch, capsys):
+def test_the_source_prefix_comes_from_the_flag_or_the_configuration(data, tokenizer, tmp_path, monkeypatch, capsys):
     seen = []
 
     def generate(self, input_ids, **options):
@@ -93,7 +95,7 @@ def test_a_model_that_is_told_in_words_what_to_do_is_told(data, tokenizer, tmp_p
         assert sorted(seen) == sorted(expected + english for english, _ in SENTENCES)
 
 
-def test_a_model_that_likes_to_give_two_answers_is_scored_by_one(saved, data, tmp_path):
+def test_a_model_that_returns_two_sequences_is_scored_by_the_first(saved, data, tmp_path):
     model = DeqNarForConditionalGeneration.from_pretrained(saved["ctc"])
     model.generation_config.update(ctc_beam_size=4, num_return_sequences=2)
     shutil.copytree(saved["ctc"], tmp_path / "two")
@@ -110,16 +112,16 @@ def test_errors_are_one_readable_line(run, saved, data, tmp_path):
         ([saved["ctc"], "--data", data, "--source", "en", "--target", "fr"], "no column fr; there are en, de"),
         ([saved["ctc"], "--data", tmp_path / "no", "--source", "en", "--target", "de"], "There is neither a file"),
         ([f"{saved['ctc']},beam", *columns], "'beam' in"),
-        ([f"{saved['ctc']},num_beams=2", *columns], "num_beams is not an option of generate"),
+        ([f"{saved['ctc']},penalty_alpha=2", *columns], "penalty_alpha"),
         ([saved["ctc"], saved["ctc"], *columns], "named twice"),
         ([saved["ctc"], *columns, "--json", tmp_path / "no" / "file"], "There is no folder"),
         ([saved["ctc"], *columns, "--json", tmp_path], "is a folder; name a file."),
         ([f"{saved['ctc']},reranker=5", *columns], "reranker must be a seq2seq model or its name, not 5."),
-        ([saved["ctc"], *columns, "--batch-size", "-1"], "--batch-size must be at least 1"),
+        ([saved["ctc"], *columns, "--batch-size", "-1"], "--batch_size must be at least 1"),
         ([saved["ctc"], *columns, "--samples", "0"], "--samples must be at least 1"),
         ([f"{saved['predict']},length_beams=2,num_return_sequences=2", *columns], "num_return_sequences must be 1"),
     ]:
         done = run("evaluate", *arguments)
-        assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+        assert done.returncode == 2, (arguments, done.stdout, done.stderr)
         assert message in done.stderr, (arguments, done.stderr)
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr

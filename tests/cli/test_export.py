@@ -16,7 +16,7 @@ ENGLISH = [english for english, _ in SENTENCES]
 
 
 def test_export_translate_and_evaluate(run, saved, tmp_path, capsys):
-    """One export through a process, as users do it; the other verbs are given what it wrote."""
+    """One export in a subprocess; the other verbs use its output."""
     data = tmp_path / "test.jsonl"
     data.write_text("".join(json.dumps({"en": english, "de": german}) + "\n" for english, german in SENTENCES))
     columns = ["--data", str(data), "--source", "en", "--target", "de"]
@@ -51,7 +51,7 @@ def test_export_translate_and_evaluate(run, saved, tmp_path, capsys):
         (["--model", fp32, "--device", "cuda:0", "hello"], "runs on the CPU, not on cuda:0"),
         ([*model, "--threads", "0", "hello"], "--threads must be at least 1"),
     ]:
-        assert main(["translate", *arguments]) == 1, arguments
+        assert main(["translate", *arguments]) == 2, arguments
         error = capsys.readouterr().err
         assert message in error
         assert len(error.strip().splitlines()) == 1
@@ -65,13 +65,13 @@ def test_errors_are_one_readable_line(saved, tokenizer, tmp_path, capsys):
     capsys.readouterr()
     for arguments, message in [
         ([str(recurrent), output], "architecture='bilstm' cannot be exported"),
-        ([str(tmp_path / "nothing"), output], "neither a model directory nor a model that the hub offers"),
+        ([str(tmp_path / "nothing"), output], "neither a model directory nor a model on the Hub"),
         ([model, output, "--limit", "0"], "--limit must be at least 1"),
-        ([model, output, "--batch-size", "0"], "--batch-size must be at least 1"),
+        ([model, output, "--batch-size", "0"], "--batch_size must be at least 1"),
         ([model, output, "--data", "test.jsonl"], "--data, --source and --target belong together"),
-        ([model, output, "--fp32", "--eight-bits"], "--eight-bits is about int8 weights"),
+        ([model, output, "--fp32", "--eight-bits"], "--eight_bits is about int8 weights"),
     ]:
-        assert main(["export", *arguments]) == 1, arguments
+        assert main(["export", *arguments]) == 2, arguments
         error = capsys.readouterr().err
         assert message in error
         assert len(error.strip().splitlines()) == 1

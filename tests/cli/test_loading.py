@@ -1,4 +1,4 @@
-"""Models that were saved badly: every damage is a line that names what is damaged."""
+"""Damaged model folders: every error is one line that names the damaged file."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ import pytest
 
 from hf_deqnar.cli.loading import check_model, load_model
 
-from ..corpus.conftest import make_teacher
+from ..distillation.conftest import make_teacher
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def damaged(tokenizer, tmp_path):
     return damage
 
 
-def test_all_but_the_weights_is_checked_without_them(damaged):
+def test_configuration_and_tokenizer_are_checked_without_the_weights(damaged):
     for file, text, fields, message in [
         ("config.json", "", {}, "config.json is damaged; save the model there again."),
         ("config.json", '{"model', {}, "config.json is damaged"),
@@ -42,6 +42,6 @@ def test_all_but_the_weights_is_checked_without_them(damaged):
     assert len(check_model(damaged("model.safetensors", "not read"))) == 400
 
 
-def test_weights_of_another_size_are_one_line(damaged):
+def test_weights_of_another_size_are_one_readable_line(damaged):
     with pytest.raises(ValueError, match="damaged are not those that its config.json describes"):
         load_model(damaged("config.json", None, d_model=64), "cpu")

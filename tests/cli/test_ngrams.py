@@ -6,10 +6,10 @@ from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.cli.main import main
 
 
-def test_a_model_with_ngrams_translates_as_any_other(saved, columns, tmp_path, capsys):
+def test_a_model_with_ngrams_is_saved_and_evaluated(saved, columns, tmp_path, capsys):
     fluent = str(tmp_path / "fluent")
     assert main(["ngrams", "--model", str(saved["ctc"]), "--output_dir", fluent, *columns, "--weight", "0.3"]) == 0
-    assert " n-grams of 2 to 3 tokens; perplexity 1." in capsys.readouterr().out, "all texts were seen before"
+    assert " n-grams of 2 to 3 tokens; perplexity 1." in capsys.readouterr().out, "all texts were counted"
     model = DeqNarForConditionalGeneration.from_pretrained(fluent)
     assert model.config.ngram_order == 3
     assert (model.generation_config.ngram_weight, model.generation_config.ctc_beam_size) == (0.3, 5)

@@ -7,13 +7,14 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_deqnar.cli.main import main
-from hf_deqnar.corpus.evaluation import labelled_batches, sentence_bleu
+from hf_deqnar.evaluation.metrics import sentence_bleu
+from hf_deqnar.evaluation.mple_report import measure_losses
+from hf_deqnar.evaluation.translation import labelled_batches
 from hf_deqnar.export.manifest import MANIFEST
 from hf_deqnar.objectives.objective import parse_objective
-from hf_deqnar.objectives.report import measure_losses
 
 from ..conftest import SENTENCES, small_model
-from ..test_generation_deqnar import reranker
+from ..models.deqnar.test_generation_deqnar import reranker
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
@@ -53,7 +54,7 @@ def columns(house, data="dev.jsonl") -> list[str]:
     return ["--data", str(house / data), "--source", "en", "--target", "de"]
 
 
-def test_three_models_as_a_table_figures_and_a_picture(run, house, tmp_path):
+def test_three_models_as_a_table_figures_and_a_plot(run, house, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is the plot extra")
     models = [house / "vanilla", f"{house / 'glat'},targets={house / 'distilled.jsonl'}", house / "predictor"]
     files = ["--json", tmp_path / "figures.json", "--plot", tmp_path / "plot.png"]
@@ -67,7 +68,7 @@ def test_three_models_as_a_table_figures_and_a_picture(run, house, tmp_path):
     assert vanilla["bleu"] == vanilla["sampled_bleu"]
     assert glat["fit"]["sentences"] == 24
     assert glat["fit"]["after"] < glat["fit"]["before"] == pytest.approx(math.log(2))
-    assert "fit" not in cmlm  # it came with a predictor
+    assert "fit" not in cmlm  # it has a predictor
     for found in (vanilla, glat, cmlm):
         assert found["mple"] == pytest.approx(found["nat"] + found["input"] + found["target"])
     assert figures["references"] == 3
@@ -102,13 +103,13 @@ def test_the_losses_are_those_of_the_library(house, tokenizer, tmp_path, capsys)
     assert "r needs three models that differ" in capsys.readouterr().out
 
 
-def test_a_fitted_model_can_be_kept_and_another_may_say_the_tokens(house, tmp_path, capsys):
+def test_a_fitted_model_is_saved_and_a_vanilla_model_gives_the_token_probabilities(house, tmp_path, capsys):
     kept = tmp_path / "kept"
     models = [f"{house / 'ctc'},train={house / 'single.jsonl'},save={kept}"]
     assert main(["report", *models, *columns(house, "single.jsonl"), "--limit", "4", "--fit-steps", "5"]) == 0
     said = capsys.readouterr().out
     assert "4 sentences, 1.0 references each" in said
-    assert "With one reference, raw targets are at no distance" in said
+    assert "With one reference, the distance of a raw target from it is 0" in said
     loaded = AutoModelForSeq2SeqLM.from_pretrained(kept)
     assert loaded.config.input_predictor
     assert loaded.model.input_head.bias.abs() > 0
@@ -135,12 +136,12 @@ def test_errors_are_one_readable_line(house, tmp_path, capsys, monkeypatch):
         (data, "There is nothing to report; name models"),
         ([vanilla, vanilla, *data], "named twice"),
         ([f"{vanilla},beams=3", *data], "'beams' in"),
-        ([str(house / "silent"), *data], "does not say what it was trained with; name it, as in"),
-        ([glat, *data], "has no input predictor, which objective 'glat' needs; give --train-data to fit one"),
+        ([str(house / "silent"), *data], "has no objective in its config; name it, as in"),
+        ([glat, *data], "has no input predictor, which objective 'glat' needs; give --train_data to fit one"),
         ([f"{vanilla},objective=ctc", *data], "objective 'ctc' needs config.length = 'ctc'"),
         ([f"{vanilla},objective=glatt", *data], "'glatt' is unknown"),
         ([f"{vanilla},targets={house / 'train.jsonl'}", *data], "has 24 targets but"),
-        ([f"{vanilla},targets={house / 'shuffled.jsonl'}", *data], "pair 1: its source is not that of"),
+        ([f"{vanilla},targets={house / 'shuffled.jsonl'}", *data], "pair 1: its source differs from that in"),
         ([f"{vanilla},save={tmp_path / 'no' / 'where'}", *data], "There is no folder"),
         ([str(house / "exported"), *data], "is an ONNX export, which torch cannot run; name the model itself"),
         ([str(house / "teacher"), *data], "is of type marian, but only deqnar models"),
@@ -151,10 +152,10 @@ def test_errors_are_one_readable_line(house, tmp_path, capsys, monkeypatch):
         ([*data, "--total-correlation", str(house / "ctc"), str(house / "teacher")], "Total correlation needs a model"),
         ([*data, "--total-correlation", vanilla, vanilla], "is not autoregressive"),
     ]:
-        assert main(["report", *arguments]) == 1, arguments
+        assert main(["report", *arguments]) == 2, arguments
         error = capsys.readouterr().err
         assert message in error, (arguments, error)
         assert len(error.strip().splitlines()) == 1, error
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["report", vanilla, *data, "--plot", str(tmp_path / "plot.png")]) == 1
+    assert main(["report", vanilla, *data, "--plot", str(tmp_path / "plot.png")]) == 2
     assert "pip install 'hf_deqnar[plot]'" in capsys.readouterr().err

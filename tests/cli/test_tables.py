@@ -28,7 +28,7 @@ def test_errors_are_one_readable_line(saved, columns, tokenizer, tmp_path, capsy
         ([*model, *output, "--data", str(few), *columns[2:]], f"1 pairs are too few to learn {what} from"),
         ([*model, *output, *columns, *options], refusal),
     ]:
-        assert main([verb, *arguments]) == 1, arguments
+        assert main([verb, *arguments]) == 2, arguments
         error = capsys.readouterr().err
         assert message in error
         assert len(error.strip().splitlines()) == 1

@@ -8,8 +8,8 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is part of the onnx extra
 import torch
 
 from hf_deqnar import DeqNarOnnxModel
-from hf_deqnar.corpus.ngrams import add_ngrams
-from hf_deqnar.corpus.shortlist import add_shortlist
+from hf_deqnar.data.ngram_counts import add_ngrams
+from hf_deqnar.data.shortlist_counts import add_shortlist
 from hf_deqnar.export.graphs import export_model
 
 from ..conftest import SENTENCES, small_model, with_input_predictor

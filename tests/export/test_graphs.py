@@ -7,6 +7,7 @@ import torch
 
 from hf_deqnar.export import graphs
 from hf_deqnar.export.graphs import INT8_TOL, check_exportable, export_model, frozen_copy, graphs_of
+from hf_deqnar.export.quantization import quantise
 
 from ..conftest import small_config, small_model
 from .conftest import KINDS
@@ -58,7 +59,7 @@ def test_a_bit_is_left_unused_unless_all_eight_are_asked_for(exported, tmp_path)
     _, folders = exported("implicit")
     largest = {}
     for eight_bits in (False, True):
-        graphs.quantise(folders["fp32"] / "head.onnx", tmp_path / "head.onnx", eight_bits)
+        quantise(folders["fp32"] / "head.onnx", tmp_path / "head.onnx", eight_bits)
         (weight,) = (
             one for one in onnx.load(tmp_path / "head.onnx").graph.initializer if one.data_type == 3 and one.dims[1:]
         )

@@ -7,9 +7,9 @@ import torch
 from transformers import pipeline
 
 from hf_deqnar import DeqNarOnnxModel
-from hf_deqnar.drafts_deqnar import TerminalStreamer
 from hf_deqnar.export import runtime
-from hf_deqnar.export.agreement import agreement
+from hf_deqnar.export.parity import agreement
+from hf_deqnar.models.deqnar.streaming import TerminalStreamer
 
 from ..conftest import SENTENCES
 from .conftest import KINDS
@@ -40,22 +40,19 @@ def test_the_states_are_those_of_torch(loaded, batch, kind):
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
         ours, theirs = (
-            exported.model.read_source(batch["input_ids"], mask),
-            model.model.read_source(batch["input_ids"], mask),
+            exported.prepare(batch["input_ids"], mask, shortlist=True),
+            model.prepare(batch["input_ids"], mask, shortlist=True),
         )
         inside = mask[:, None, :, None]
-        for (key, value), (other_key, other_value) in zip(ours.projected, theirs.projected, strict=True):
+        for (key, value), (other_key, other_value) in zip(ours.keys_values, theirs.keys_values, strict=True):
             torch.testing.assert_close(key * inside, other_key * inside, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(value * inside, other_value * inside, rtol=1e-4, atol=1e-5)
         if model.config.length == "predict":
             torch.testing.assert_close(ours.length_logits, theirs.length_logits, rtol=1e-4, atol=1e-5)
         lengths = mask.sum(dim=1) * 2
-        canvas = model.model.masked_canvas(lengths)
-        canvas_mask = canvas != 1
-        words, other_words = (one._words(batch["input_ids"], mask, one.generation_config) for one in (exported, model))
-        bound = exported.model.bind(canvas, canvas_mask, ours.seen, mask, ours.projected, words)
-        other = model.model.bind(canvas, canvas_mask, theirs.seen, mask, theirs.projected, other_words)
-        inside = canvas_mask[:, :, None]
+        canvas = model.lay_out(theirs, lengths=lengths)
+        bound, other = exported.model.bind(ours, canvas), model.model.bind(theirs, canvas)
+        inside = canvas.mask[:, :, None]
         state = torch.zeros_like(other.context.injection)
         for _ in range(3):
             value, other_value = bound(state), other(state)
@@ -175,8 +172,8 @@ def test_options_that_do_not_fit_are_refused_as_in_torch(loaded, batch):
     _, exported = loaded("implicit", "fp32")
     with pytest.raises(ValueError, match="length_beams=2 needs config.length='predict'"):
         exported.generate(**batch, length_beams=2)
-    with pytest.raises(ValueError, match="num_beams is not an option of generate"):
-        exported.generate(**batch, num_beams=2)
+    with pytest.raises(ValueError, match="penalty_alpha"):
+        exported.generate(**batch, penalty_alpha=0.5)
     with pytest.raises(ValueError, match="input_sampling=True needs an input predictor"):
         exported.generate(**batch, input_sampling=True)
 

@@ -4,8 +4,8 @@ import onnx
 import pytest
 import torch
 
-from hf_deqnar.drafts_deqnar import TerminalStreamer
 from hf_deqnar.export.sentence import WIDEST_BEAM
+from hf_deqnar.models.deqnar.streaming import TerminalStreamer
 
 from .conftest import KINDS
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
+from hf_deqnar.evaluation.mple_report import measure_losses
 from hf_deqnar.objectives.input_predictor import (
     check_vanilla,
+    choose_final_proxy,
+    ensure_input_head,
     fit_input_predictor,
-    give_input_head,
     negative_log_probability,
-    proxy_of,
 )
 from hf_deqnar.objectives.objective import parse_objective
-from hf_deqnar.objectives.report import measure_losses
 
 from ..conftest import PAD, padded, random_sentences, small_model
 from .test_objective import batch
@@ -32,8 +32,8 @@ def test_a_new_predictor_knows_nothing_and_disturbs_nothing():
     model, data = small_model(), batch()
     with torch.no_grad():
         before = model(**data).logits
-        head = give_input_head(model)
-        assert head is give_input_head(model)
+        head = ensure_input_head(model)
+        assert head is ensure_input_head(model)
         features = model(**data)
         assert torch.equal(features.logits, before)
         assert (head(features.last_hidden_state) == 0).all()
@@ -48,7 +48,7 @@ def test_fitting_lowers_the_cost_on_unseen_sentences_and_moves_nothing_else(name
     model = small_model(torch.float32, length=length, latent="vae").train()
     objective, unseen = parse_objective(name), batches(2, seed=100)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
-    give_input_head(model)
+    ensure_input_head(model)
     even = measure_losses(model, objective, unseen)
     fit = fit_input_predictor(model, objective, batches(6, seed=0), steps=30)
     assert model.training
@@ -89,17 +89,17 @@ def test_the_probability_of_an_input_position_by_position(name, length, other):
     model.model.input_head.bias.data.fill_(-0.3)
     vanilla = small_model(**exact, seed=7) if other else None
     with torch.no_grad():
-        proxy = proxy_of(model, parse_objective(name), data, torch.Generator().manual_seed(2))
+        proxy = choose_final_proxy(model, parse_objective(name), data, torch.Generator().manual_seed(2))
         assert proxy.revealed.any()
         found = negative_log_probability(model, data, proxy, vanilla).item()
         expected = 0.0
-        for row, length in enumerate(proxy.canvas_mask.sum(dim=1).tolist()):
+        for row, length in enumerate(proxy.canvas.lengths.tolist()):
             source = data["input_ids"][row][data["input_ids"][row] != PAD][None]
             canvas = torch.full((1, length), MASK)
             ours = model(input_ids=source, decoder_input_ids=canvas)
             tokens = (vanilla or model)(input_ids=source, decoder_input_ids=canvas).logits[0].softmax(dim=-1)
             is_masked = model.model.input_head(ours.last_hidden_state)[0].sigmoid()
-            for position, token in enumerate(proxy.canvas[row, :length].tolist()):
+            for position, token in enumerate(proxy.canvas.tokens[row, :length].tolist()):
                 if token == MASK:
                     chance = is_masked[position]
                 else:

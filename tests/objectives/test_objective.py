@@ -1,3 +1,5 @@
+"""Objectives: their losses, their terms and the refusal of impossible combinations."""
+
 import math
 
 import pytest
@@ -22,7 +24,7 @@ def batch(count: int = 4) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 @pytest.mark.parametrize("name", FOR_PREDICTED_LENGTHS + FOR_CTC)
-def test_every_objective_learns(name, refinement):
+def test_every_objective_decreases_its_loss(name, refinement):
     length = "ctc" if "ctc" in name.split("+") else "predict"
     model = small_model(refinement=refinement, length=length, dropout=0.0).train()
     objective = parse_objective(name)
@@ -40,48 +42,50 @@ def test_every_objective_learns(name, refinement):
     assert losses[-1] < losses[0]
 
 
-def test_the_plain_objective_is_the_models_own_loss():
+def test_default_objective_is_the_loss_of_forward():
     for length, name in (("predict", "ce"), ("ctc", "ctc")):
         model = small_model(length=length, latent="vae")
         with torch.no_grad():
             torch.testing.assert_close(parse_objective(name)(model, batch())["loss"], model(**batch()).loss)
 
 
-def test_revealed_tokens_stand_on_the_canvas_and_not_in_the_loss(monkeypatch):
-    model, seen = small_model(), {}
+def test_revealed_tokens_are_on_the_canvas_and_not_in_the_loss(monkeypatch):
+    model, bound = small_model(), {}
     original = model.model.bind
     monkeypatch.setattr(
-        model.model, "bind", lambda canvas, *rest: seen.update(canvas=canvas) or original(canvas, *rest)
+        model.model, "bind", lambda source, canvas: bound.update(canvas=canvas.tokens) or original(source, canvas)
     )
     data = batch()
     with torch.no_grad():
         terms = parse_objective("cmlm")(model, data, generator=torch.Generator().manual_seed(3))
-        canvas = seen["canvas"]
-        labels, hidden = data["labels"], canvas == MASK
-        assert torch.equal(canvas[~hidden & (labels >= 0)], labels[~hidden & (labels >= 0)])
-        assert 0 < hidden.sum() < (labels >= 0).sum()
+        canvas = bound["canvas"]
+        labels, masked = data["labels"], canvas == MASK
+        assert torch.equal(canvas[~masked & (labels >= 0)], labels[~masked & (labels >= 0)])
+        assert 0 < masked.sum() < (labels >= 0).sum()
         logits = model(input_ids=data["input_ids"], decoder_input_ids=canvas).logits
-        expected = functional.cross_entropy(logits[hidden], labels[hidden])
+        expected = functional.cross_entropy(logits[masked], labels[masked])
     torch.testing.assert_close(terms["nat"], expected.to(terms["nat"].dtype), rtol=1e-4, atol=1e-5)
 
 
-def test_ctc_glancing_reveals_parts_of_a_path_of_the_target(monkeypatch):
+def test_ctc_glancing_reveals_tokens_of_the_target_and_blanks(monkeypatch):
     model, canvases = small_model(length="ctc"), []
     original = model.model.bind
-    monkeypatch.setattr(model.model, "bind", lambda canvas, *rest: canvases.append(canvas) or original(canvas, *rest))
+    monkeypatch.setattr(
+        model.model, "bind", lambda source, canvas: canvases.append(canvas.tokens) or original(source, canvas)
+    )
     data = batch()
     with torch.no_grad():
         parse_objective("ctc+glat")(model, data)
     first, second = canvases
     assert (first[first != PAD] == MASK).all()
-    shown = (second != MASK) & (second != PAD)
-    assert shown.any()
+    revealed = (second != MASK) & (second != PAD)
+    assert revealed.any()
     for row in range(4):
         words = set(data["labels"][row].tolist()) | {BLANK}
-        assert set(second[row][shown[row]].tolist()) <= words
+        assert set(second[row][revealed[row]].tolist()) <= words
 
 
-def test_label_smoothing_is_torchs():
+def test_label_smoothing_is_that_of_torch():
     model, data = small_model(), batch()
     with torch.no_grad():
         smoothed = parse_objective("ce", label_smoothing=0.1)(model, data)["nat"]
@@ -111,19 +115,19 @@ def test_dynamics_terms_are_added_with_their_weights(refinement):
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_the_first_evaluation_learns_to_land_at_the_end(refinement):
-    """‖f(z) − f(0)‖₁, which is 0 where there was but one evaluation."""
+def test_initial_term_is_the_distance_from_first_evaluation_to_equilibrium(refinement):
+    """‖f(z) − f(0)‖₁, which is 0 after a single evaluation."""
     model, data = small_model(refinement=refinement, tol=1e-30), batch()
     objective = parse_objective("ce", initial=1.0)
     steps = {most: objective(model, data, max_nfe=most)["initial"].item() for most in (1, 2, 3, 20)}
-    few = 2 if refinement == "explicit" else 1  # an explicit model's last evaluation is for its features
+    few = 2 if refinement == "explicit" else 1  # the last evaluation of an explicit model computes its features
     assert steps[1] == 0
     assert steps[few] == 0
     assert steps[few + 1] > 0
     assert steps[20] == pytest.approx(steps[3], rel=0.7)
 
 
-def test_a_share_of_the_solves_starts_from_noise_and_ends_where_the_others_do():
+def test_solves_from_noise_reach_the_same_equilibrium():
     model, data = small_model(tol=1e-10, max_nfe=200), batch()
     plain = parse_objective("ce")(model, data)
     noisy = parse_objective("ce", noisy_start=1.0)(model, data, generator=torch.Generator().manual_seed(0))
@@ -135,7 +139,7 @@ def test_a_share_of_the_solves_starts_from_noise_and_ends_where_the_others_do():
     )
 
 
-def test_a_random_budget_is_drawn_anew():
+def test_random_nfe_covers_all_budgets():
     model, generator = small_model(tol=1e-30, max_nfe=6), torch.Generator().manual_seed(0)
     objective = parse_objective("ce", random_nfe=True)
     with torch.no_grad():
@@ -143,31 +147,31 @@ def test_a_random_budget_is_drawn_anew():
     assert drawn == {1, 2, 3, 4, 5, 6}
 
 
-def test_a_glance_has_a_budget_of_its_own(monkeypatch):
+def test_glance_nfe_limits_only_the_glancing_solve(monkeypatch):
     model, budgets = small_model(tol=1e-30, max_nfe=6), []
-    refine = model.model.refine
+    solve = model.model.solve
 
     def record(*arguments, **options):
-        found = refine(*arguments, **options)
+        found = solve(*arguments, **options)
         budgets.append(int(found.nfe.max()))
         return found
 
-    monkeypatch.setattr(model.model, "refine", record)
+    monkeypatch.setattr(model.model, "solve", record)
     for glance, most, expected in ((None, None, [6, 6]), (2, None, [2, 6]), (2, 4, [2, 4]), (9, 4, [4, 4])):
         budgets.clear()
         parse_objective("glat", glance_nfe=glance)(model, batch(), max_nfe=most)
         assert budgets == expected
 
 
-def test_order_agnostic_training_starts_with_the_plain_order():
-    log_probabilities = torch.randn(2, 3, 9).log_softmax(dim=-1)
+def test_order_agnostic_target_is_the_reference_at_first():
+    log_probs = torch.randn(2, 3, 9).log_softmax(dim=-1)
     labels, lengths = torch.tensor([[6, 7, 8], [8, 7, 6]]), torch.tensor([3, 3])
-    assert torch.equal(TARGETS["oaxe"](labels, lengths, log_probabilities, 0, 0.2), labels)
-    later = TARGETS["oaxe"](labels, lengths, log_probabilities, 0, 0.9)
+    assert torch.equal(TARGETS["oaxe"](labels, lengths, log_probs, 0, 0.2), labels)
+    later = TARGETS["oaxe"](labels, lengths, log_probs, 0, 0.9)
     assert torch.equal(later.sort(dim=1).values, labels.sort(dim=1).values)
 
 
-def test_dynamic_distillation_chooses_by_loss_and_distortion():
+def test_dynamic_kd_chooses_by_loss_and_distortion():
     torch.manual_seed(0)
     losses, similarity, gamma = torch.rand(20, 3) * 5, torch.rand(20, 3, 3), torch.tensor([0.7, 1.3, 2.3])
     chosen = choose_candidates(losses, similarity, gamma, beta=0.8)
@@ -184,25 +188,26 @@ def test_dynamic_distillation_chooses_by_loss_and_distortion():
     ("name", "message"),
     [
         ("ctc+glatt", "'glatt' is unknown. Choose among targets: raw"),
-        ("glat+cmlm", "glat and cmlm are both inputs; keep one"),
-        ("axe+ctc", "CTC aligns by itself, so axe has no place"),
+        ("glat+cmlm", "glat and cmlm are both inputs; give one"),
+        ("axe+ctc", "ctc has its own alignment, so axe has no effect"),
     ],
 )
-def test_an_impossible_objective_is_refused(name, message):
+def test_impossible_objective_is_refused(name, message):
     with pytest.raises(ValueError, match=message):
         parse_objective(name)
 
 
-def test_an_objective_must_fit_the_models_lengths():
-    with pytest.raises(ValueError, match="'ctc.glat' needs config.length = 'ctc'.*use 'ce.glat' or train a CTC model"):
+def test_objective_must_fit_the_length_model():
+    with pytest.raises(ValueError, match="'ctc.glat' needs config.length = 'ctc'.*use objective 'ce.glat', or train"):
         check_objective(parse_objective("ctc+glat"), small_model().config)
-    with pytest.raises(ValueError, match="'glat' needs config.length = 'predict', but this is a CTC model"):
+    wanted = "'glat' needs config.length = 'predict', but this model has 'ctc'; use objective 'glat.ctc'"
+    with pytest.raises(ValueError, match=wanted):
         check_objective(parse_objective("glat"), small_model(length="ctc").config)
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_dynamic_distillation_trains_on_the_candidate_it_chose(length):
-    """Against the rule written out with one forward pass per sentence and candidate."""
+def test_dynamic_kd_trains_on_the_chosen_candidate(length):
+    """Compared with one forward pass per sentence and candidate."""
     model = small_model(length=length, length_loss_factor=0.0)
     torch.manual_seed(0)
     sentences = random_sentences(12, shortest=3, longest=6, seed=5)
@@ -227,12 +232,7 @@ def test_dynamic_distillation_trains_on_the_candidate_it_chose(length):
         by_sum.append(sums.index(min(sums)))
     assert chosen != by_sum
     with torch.no_grad():
-        labels = objective._choose(
-            model,
-            data,
-            model.model.encode(data["input_ids"], data["input_ids"] != PAD),
-            data["input_ids"] != PAD,
-        )
+        labels = objective._choose_candidate(model, data, model.prepare(data["input_ids"]))
     assert [candidates[row, j].tolist() for row, j in enumerate(chosen)] == labels.tolist()
     objective(model, data)["loss"].backward()
     with pytest.raises(ValueError, match="3 candidates per sentence but gamma has 2"):

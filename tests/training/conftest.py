@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_deqnar.corpus.reading import Pair
-from hf_deqnar.corpus.tokenized import tokenize_for_validation, tokenize_pairs
+from hf_deqnar.data.parallel_text import Pair
+from hf_deqnar.data.tokenized_dataset import tokenize_for_validation, tokenize_pairs
 from hf_deqnar.training.arguments import DeqNarTrainingArguments
 from hf_deqnar.training.energy_trainer import EnergyTrainer, EnergyTrainingArguments
 from hf_deqnar.training.trainer import DeqNarTrainer

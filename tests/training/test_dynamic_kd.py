@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hf_deqnar.corpus.candidates import pairwise_bleu
+from hf_deqnar.distillation.candidates import pairwise_bleu
 from hf_deqnar.training.arguments import DataArguments, DeqNarTrainingArguments
 from hf_deqnar.training.run import gamma_for, read_training_data, tokenize
 from hf_deqnar.training.trainer import DeqNarTrainer
@@ -55,8 +55,8 @@ def test_the_choice_is_that_of_the_rule_written_out(tokenizer, tmp_path, file, o
         source_mask = batch["attention_mask"].bool()
         rows, _, longest = batch["candidates"].shape
         assert rows * longest <= 100
-        memory = model.model.encode(batch["input_ids"], source_mask)
-        found = trainer.objective._choose(model, batch, memory, source_mask)
+        source = model.prepare(batch["input_ids"], source_mask)
+        found = trainer.objective._choose_candidate(model, batch, source)
         for number, source, labels in zip(batch["number"].tolist(), batch["input_ids"], found, strict=True):
             target = SENTENCES[number % 6][1]
             texts = candidates_of(target)

@@ -6,9 +6,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hf_deqnar
 from hf_deqnar.objectives.energy import OPERATORS
-from hf_deqnar.training.batching import collate
 from hf_deqnar.training.energy_run import reference_length_bleu
 from hf_deqnar.training.energy_trainer import EnergyTrainingArguments
+from hf_deqnar.training.samplers import collate
 
 from ..conftest import PAD, REFINEMENTS, small_model
 from ..teachers import MAKERS, small_teacher
@@ -106,20 +106,28 @@ def test_training_stops_when_the_energy_no_longer_falls(make_energy_trainer):
     assert trainer.state.global_step == 8
 
 
-def test_bleu_with_the_references_lengths_is_full_for_a_student_that_knows_them(make_energy_trainer, tokenizer):
+def test_bleu_with_reference_lengths_is_full_for_a_student_that_knows_them(make_energy_trainer, tokenizer, monkeypatch):
     trainer = make_energy_trainer()
     student, dataset = trainer.model.eval(), trainer.eval_dataset
     known = {tuple(row["input_ids"]): row["labels"] for row in dataset}
 
-    def recite(module, arguments, options, outputs):
-        for place, row in enumerate(arguments[0].tolist()):
+    prepared, prepare, read = [], student.prepare, student.read
+
+    def remember(input_ids, *rest):
+        prepared.append(input_ids)
+        return prepare(input_ids, *rest)
+
+    def recite(found):
+        logits = read(found)
+        for place, row in enumerate(prepared[-1].tolist()):
             answer = known[tuple(token for token in row if token != PAD)]
             for position, token in enumerate(answer):
-                outputs.logits[place, position, token] = 1e3
-        return outputs
+                logits[place, position, token] = 1e3
+        return logits
 
     assert reference_length_bleu(student, tokenizer, dataset, torch.device("cpu")) < 50
-    student.register_forward_hook(recite, with_kwargs=True)
+    monkeypatch.setattr(student, "prepare", remember)
+    monkeypatch.setattr(student, "read", recite)
     assert reference_length_bleu(student, tokenizer, dataset, torch.device("cpu")) == pytest.approx(100)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_deqnar.modeling_recurrent import RecurrentConfig, RecurrentForConditionalGeneration
+from hf_deqnar.models.lstm_seq2seq.modeling_lstm_seq2seq import RecurrentConfig, RecurrentForConditionalGeneration
 from hf_deqnar.training.muon import COEFFICIENTS, ITERATIONS, Muon, make_muon, matrices_of_layers, orthogonalise
 
 from ..conftest import REFINEMENTS, small_model

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from transformers import MarianConfig, MarianMTModel
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
-from hf_deqnar.corpus.ngrams import add_ngrams
-from hf_deqnar.corpus.tokenizer import train_tokenizer
+from hf_deqnar.data.ngram_counts import add_ngrams
+from hf_deqnar.data.tokenizer import train_tokenizer
 from hf_deqnar.training.arguments import CorpusArguments, DataArguments, DeqNarTrainingArguments, ModelArguments
 from hf_deqnar.training.run import (
     beyond_defaults,
@@ -20,7 +20,7 @@ from hf_deqnar.training.run import (
     read_training_data,
     validation_set,
 )
-from hf_deqnar.training.teacher import load_teacher
+from hf_deqnar.training.teacher_trainer import load_teacher
 
 from ..conftest import SENTENCES, small_model
 
@@ -48,6 +48,8 @@ def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
     start = find_model(ModelArguments(teacher=str(teacher), config=["length=ctc"]), tokenizer)
     expected = MarianMTModel.from_pretrained(teacher).model.shared.weight
     assert torch.equal(start.model.shared.weight, expected)
+    truncated = AutoTokenizer.from_pretrained(tmp_path / "run")("a " * 2000, truncation=True)["input_ids"]
+    assert len(truncated) == student.config.max_source_length
 
 
 def test_a_run_may_read_of_other_names(tmp_path):

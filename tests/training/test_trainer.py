@@ -1,4 +1,4 @@
-"""The trainer's own promises; the laws of resuming and of several processes are in tests/laws."""
+"""The trainer. Resuming and several processes are tested in tests/invariants."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from hf_deqnar.training.arguments import DeqNarTrainingArguments
 from hf_deqnar.training.trainer import DeqNarTrainer
 
 from ..conftest import REFINEMENTS
-from ..test_readme import objectives_of_the_table
+from ..test_readme import documented_objectives
 from .conftest import PAIRS, length_for
 
 
@@ -26,8 +26,8 @@ def offer_candidates(dataset):
     return dataset.add_column("candidates", candidates).add_column("similarity", similarity)
 
 
-@pytest.mark.parametrize("objective", objectives_of_the_table())
-def test_every_objective_of_the_readme_trains(make_trainer, objective):
+@pytest.mark.parametrize("objective", documented_objectives())
+def test_every_documented_objective_trains(make_trainer, objective):
     settings = {"max_steps": 30, "logging_steps": 15, "learning_rate": 3e-3}
     if objective.startswith("dynamic_kd"):
         trainer = make_trainer(objective=objective, prepare=offer_candidates, gamma=[1.0, 2.0], **settings)
@@ -77,7 +77,8 @@ def test_a_trained_model_translates_what_it_has_learned_and_validation_sees_it(m
 
 def test_validation_scores_what_generate_writes(make_trainer, tokenizer):
     trainer = make_trainer()
-    from hf_deqnar.corpus.evaluation import score, translate_sentences
+    from hf_deqnar.evaluation.metrics import score
+    from hf_deqnar.evaluation.translation import translate_sentences
 
     found = translate_sentences(trainer.model, tokenizer, [pair.source for pair in PAIRS[:6]], 64)
     assert trainer.evaluate()["eval_bleu"] == score(found, PAIRS[:6])["bleu"]

@@ -14,9 +14,9 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from ..configuration_deqnar import DeqNarConfig
-from ..layers_deqnar import BranchEnd
-from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.layers_deqnar import BranchEnd
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 
 
 def machine(threads: int, *packages: str) -> dict[str, str | int]:

@@ -8,7 +8,6 @@ A contender takes token ids and gives token ids. All are given the very same one
 become tokens before the clock starts and tokens texts after it stopped.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,22 +20,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..corpus.evaluation import metrics, reference_streams
-from ..corpus.reading import Pair, read_parallel, spread
-from ..corpus.teachers import Teacher, TeacherOptions, Translate, make_translate
-from ..export.agreement import LEAST_AGREEMENT, agreement
+from ..data.parallel_text import Pair, evenly_spaced, read_parallel
+from ..distillation.teachers import Teacher, TeacherOptions, Translate, make_translate
+from ..evaluation.metrics import metrics, reference_streams
 from ..export.graphs import check_exportable, check_packages, export_model
 from ..export.manifest import PRECISIONS
+from ..export.parity import LEAST_AGREEMENT, agreement
 from ..export.runtime import DeqNarOnnxModel, import_onnxruntime
-from ..generation_deqnar import Options
-from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..pipeline_deqnar import clean_text, longest_source
-from ..scoring_deqnar import check_same_tokens
+from ..models.deqnar.configuration_deqnar import DeqNarConfig, is_deqnar
+from ..models.deqnar.generation_config_deqnar import Options
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.reranking import check_same_tokens
+from ..models.deqnar.text import clean_text, longest_source
 from .common import read_options
+from .options import BUDGETS, RUNTIMES, ComparisonOptions
 
 OURS, TEACHER, RIVAL = "ours", "teacher", "rival"
-GROUPS = ("onnx", "ctranslate2")  # what can be left out
-BUDGETS = [2, 4, 8]
 SEARCHES = {"greedy": 1, "beam 5": 5}
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # what CTranslate2 calls our precisions
 COMPARED = 20  # sentences on which an export is compared with its model
@@ -72,7 +71,7 @@ class Comparison:
     longest: int  # tokens of a source that every contender can read
     cut: int  # sources that were longer
 
-    def describe(self, options: argparse.Namespace) -> dict[str, Any]:
+    def describe(self, options: ComparisonOptions) -> dict[str, Any]:
         """What the figures are about."""
         names = ("model", "teacher", "rival", "data", "source", "target", "sentences", "repeats", "without")
         own = self.model.generation_config
@@ -85,38 +84,8 @@ class Comparison:
         }
 
 
-def add_arguments(parser: argparse.ArgumentParser, sentences: int, repeats: int) -> None:
-    parser.add_argument("--model", required=True, help="ours: a directory or hub id")
-    parser.add_argument("--export", type=Path, metavar="FOLDER", help="what hf-deqnar export wrote; made if not given")
-    parser.add_argument("--teacher", required=True, help="an autoregressive model with the same tokenizer")
-    parser.add_argument("--rival", help="another one, such as one with a deep encoder and a one-layer decoder")
-    parser.add_argument("--data", required=True, help="JSONL, TSV or CSV (.gz), or the beginning of two aligned files")
-    parser.add_argument("--source", required=True, help="column (or file ending) of the source language")
-    parser.add_argument("--target", required=True, help="column (or file ending) of the references")
-    parser.add_argument("--sentences", type=int, default=sentences, help="how many, spread over the data")
-    parser.add_argument("--repeats", type=int, default=repeats, help="timed turns of every contender with each input")
-    parser.add_argument("--threads", type=int, default=1, help="of every contender")
-    parser.add_argument(
-        "--budgets",
-        type=int,
-        nargs="*",
-        help=f"most evaluations of our model, beside its own tolerance ({' '.join(map(str, BUDGETS))} if not given)",
-    )
-    parser.add_argument(
-        "--ways",
-        nargs="+",
-        default=[],
-        metavar="OPTION=VALUE[,…]",
-        help="other ways to decode with it, such as max_nfe=2,ctc_beam_size=3",
-    )
-    parser.add_argument("--without", nargs="+", choices=GROUPS, default=[], help="leave these runtimes out")
-
-
-def check(options: argparse.Namespace) -> None:
+def check(options: ComparisonOptions) -> None:
     """Refuse what cannot be measured, before anything is loaded."""
-    for name in ("sentences", "repeats", "threads"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(options, name)}.")
     if options.budgets and min(options.budgets) < 1:
         raise ValueError(f"--budgets {min(options.budgets)}: a solve needs at least one evaluation.")
     if options.budgets and len(set(options.budgets)) < len(options.budgets):
@@ -138,7 +107,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def compared(options: argparse.Namespace) -> Iterator[Comparison]:
+def compared(options: ComparisonOptions) -> Iterator[Comparison]:
     """Everything loaded (by `options.load`), converted and found comparable, while this lasts."""
     check(options)
     load = options.load
@@ -151,9 +120,9 @@ def compared(options: argparse.Namespace) -> Iterator[Comparison]:
         )
     torch.set_num_threads(options.threads)  # CTranslate2 is given as many
     model, tokenizer = load(options.model, "cpu", runtime="torch")
-    if model.config.model_type != "deqnar":
+    if not is_deqnar(model.config):
         raise ValueError(f"--model {options.model} is of type {model.config.model_type}, not deqnar; name one of ours.")
-    budgets = check_budgets(options.budgets, model.config.refinement)
+    budgets = check_budgets(options.budgets, model.config)
     ways = {f"max_nfe {budget}": {"max_nfe": budget} for budget in budgets}
     ways |= {way: read_options(way) for way in options.ways}
     teachers = {TEACHER: load_teacher(options.teacher, load, tokenizer, pairs)}
@@ -167,7 +136,7 @@ def compared(options: argparse.Namespace) -> Iterator[Comparison]:
         if "onnx" not in options.without:
             exports = load_exports(model, tokenizer, options, Path(folder))
             check_same_model(
-                model, exports["fp32"], options.export, [sources[place] for place in spread(pairs, COMPARED)]
+                model, exports["fp32"], options.export, [sources[place] for place in evenly_spaced(pairs, COMPARED)]
             )
             for precision, export in exports.items():
                 contenders += our_contenders(export, f"ONNX {precision}", ways)
@@ -179,13 +148,13 @@ def compared(options: argparse.Namespace) -> Iterator[Comparison]:
         yield Comparison(named, model, tokenizer, pairs, sources, longest, cut)
 
 
-def packages_of(options: argparse.Namespace) -> list[str]:
+def packages_of(options: ComparisonOptions) -> list[str]:
     """What else than torch and transformers has a part in the figures."""
-    return [{"onnx": "onnxruntime"}.get(group, group) for group in GROUPS if group not in options.without]
+    return [{"onnx": "onnxruntime"}.get(group, group) for group in RUNTIMES if group not in options.without]
 
 
-def check_budgets(budgets: list[int] | None, refinement: str) -> list[int]:
-    if refinement != "stacked":
+def check_budgets(budgets: list[int] | None, config: DeqNarConfig) -> list[int]:
+    if config.seeks_equilibrium:
         return BUDGETS if budgets is None else budgets
     if budgets:
         raise ValueError(
@@ -198,7 +167,7 @@ def check_budgets(budgets: list[int] | None, refinement: str) -> list[int]:
 def load_teacher(name: str, load: Load, tokenizer: PreTrainedTokenizerBase, pairs: list[Pair]) -> Teacher:
     """An autoregressive model that reads and writes the very tokens of ours."""
     model, its_own = load(name, "cpu", runtime="torch")
-    if model.config.model_type == "deqnar":
+    if is_deqnar(model.config):
         raise ValueError(f"{name} is a deqnar model; what it is compared with should be autoregressive.")
     check_same_tokens(tokenizer, its_own, name)
     for pair in pairs:
@@ -212,7 +181,7 @@ def load_teacher(name: str, load: Load, tokenizer: PreTrainedTokenizerBase, pair
 def load_exports(
     model: DeqNarForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
-    options: argparse.Namespace,
+    options: ComparisonOptions,
     folder: Path,
 ) -> dict[str, DeqNarOnnxModel]:
     """By precision, from where they were exported to, or freshly exported."""
@@ -245,7 +214,7 @@ def our_contenders(
 ) -> list[Contender]:
     """As it decodes if nothing is asked for, which its tolerance tells, and in other ways."""
     own = model.config.tol if model.generation_config.tol is None else model.generation_config.tol
-    every = {"one evaluation" if model.config.refinement == "stacked" else f"tol {own:g}": {}, **ways}
+    every = {"one evaluation" if not model.config.seeks_equilibrium else f"tol {own:g}": {}, **ways}
     every = {way: {"num_return_sequences": 1, **settings} for way, settings in every.items()}  # whatever it likes
     return [
         Contender(OURS, runtime, way, our_translate(model, settings), our_evaluations(model, settings))
@@ -329,7 +298,7 @@ def score(found: list[list[int]], pairs: list[Pair], tokenizer: PreTrainedTokeni
     """sacreBLEU of translations that are still token ids."""
     texts = [text.strip() for text in tokenizer.batch_decode(found, skip_special_tokens=True)]
     bleu, _ = metrics()
-    figure = bleu.corpus_score(texts, reference_streams(pairs)).score
+    figure = bleu.corpus_score(texts, reference_streams([pair.references for pair in pairs])).score
     return {"bleu": figure, "bleu_signature": str(bleu.get_signature())}
 
 

@@ -6,57 +6,28 @@ the model decodes if nothing is asked for. BLEU and evaluations are of the whole
 untimed. The time is told as the ratio of the medians to the first.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
-from ..corpus.evaluation import metrics
-from ..corpus.reading import read_parallel, spread
+from ..data.parallel_text import evenly_spaced, read_parallel
+from ..evaluation.metrics import metrics
 from ..export.runtime import DeqNarOnnxModel
-from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..pipeline_deqnar import clean_text, longest_source
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.text import clean_text, longest_source
 from . import contenders
 from .common import in_milliseconds, machine, markdown_table, read_options, take_turns
+from .options import DecodingOptions
 
 OWN = "as it is"
-WAYS = [
-    "solver=picard",
-    "solver=broyden",
-    "memory=1",
-    "memory=2",
-    "memory=3",
-    "memory=8",
-    "tol=0.1",
-    "tol=0.03",
-    "tol=0.01",
-    "tol=0.0001",
-    "max_nfe=1",
-    "max_nfe=2",
-    "max_nfe=3",
-    "max_nfe=4",
-    "stop_on_stable_tokens=1",
-    "stop_on_stable_tokens=2",
-]
 OF_THE_MODEL = ("memory", "damping")  # options of its solver that `generate` does not take
 BATCH = 32  # of what is not timed
 WARM_UP = 3  # sentences before the clock starts
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="an equilibrium model: a directory, hub id or export")
-    parser.add_argument("--data", required=True, help="JSONL, TSV or CSV (.gz), or the beginning of two aligned files")
-    parser.add_argument("--source", required=True, help="column (or file ending) of the source language")
-    parser.add_argument("--target", required=True, help="column (or file ending) of the references")
-    parser.add_argument("--ways", nargs="+", default=WAYS, metavar="OPTION=VALUE[,…]", help="beside its own")
-    parser.add_argument("--sentences", type=int, default=100, help="how many are timed, spread over the data")
-    parser.add_argument("--repeats", type=int, default=3, help="timed turns of every way with each sentence")
-    parser.add_argument("--threads", type=int, default=1, help="of a computation")
-
-
-def measure(options: argparse.Namespace) -> dict:
+def measure(options: DecodingOptions) -> dict:
     ways = check(options)
     pairs = [pair for pair in read_parallel(options.data, options.source, options.target) if clean_text(pair.source)]
     if len(pairs) < options.sentences:
@@ -64,7 +35,7 @@ def measure(options: argparse.Namespace) -> dict:
             f"{options.data} has {len(pairs)} sentences, which is less than --sentences {options.sentences}."
         )
     model, tokenizer = options.load(options.model, "cpu", threads=options.threads)
-    if model.config.model_type != "deqnar" or model.config.refinement == "stacked":
+    if not getattr(model.config, "seeks_equilibrium", False):
         raise ValueError(f"--model {options.model} solves nothing; name a model that seeks an equilibrium.")
     if not isinstance(model, DeqNarOnnxModel):
         model = model.float()
@@ -76,7 +47,7 @@ def measure(options: argparse.Namespace) -> dict:
         evaluations = contenders.translate_in_batches(count, sources, BATCH)
         results[name] = contenders.score(found, pairs, tokenizer) | {"nfe": sum(evaluations) / len(evaluations)}
     runs = {name: in_its_way(model, settings, contenders.our_translate) for name, settings in ways.items()}
-    timed = [[sources[place]] for place in spread(pairs, options.sentences)]
+    timed = [[sources[place]] for place in evenly_spaced(pairs, options.sentences)]
     turns = take_turns(runs, timed, options.repeats, WARM_UP)
     for name, figures in results.items():
         figures["milliseconds"] = in_milliseconds(seconds for repeat in turns.seconds[name] for seconds in repeat)
@@ -89,11 +60,8 @@ def measure(options: argparse.Namespace) -> dict:
     }
 
 
-def check(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def check(options: DecodingOptions) -> dict[str, dict[str, Any]]:
     """The ways by name, after refusing what cannot be measured before anything is loaded."""
-    for name in ("sentences", "repeats", "threads"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(options, name)}.")
     if len(set(options.ways)) < len(options.ways):
         raise ValueError("A way stands twice in --ways; each makes a row of its own.")
     metrics()  # says what to install if scoring is not possible

@@ -2,7 +2,7 @@
 
 Real sentences, spread over a test set; with every sentence all contenders take turns, in one process. The clock runs
 from token ids to token ids: texts become tokens before it, and tokens texts after it, for all alike. Median and 95th
-percentile are over all sentences and repeats. BLEU is of the whole test set (or --bleu-sentences of it), translated
+percentile are over all sentences and repeats. BLEU is of the whole test set (or --bleu_sentences of it), translated
 once by every contender in batches, untimed. The speed against a row of the teacher is the ratio of the medians.
 
 A second table is by length of the source (in tokens, of which the end of the sentence is one): sentences of nearly that
@@ -10,7 +10,6 @@ length, several joined where there are too few, with the evaluations that ours t
 decoding in torch is spent in the solver, outside the transition.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +18,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..corpus.reading import spread
-from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
-from ..pipeline_deqnar import clean_text
+from ..data.parallel_text import evenly_spaced
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from ..models.deqnar.text import clean_text
 from . import contenders
 from .common import Turns, in_milliseconds, machine, markdown_table, take_turns
 from .contenders import TEACHER, Comparison, Contender
+from .options import LatencyOptions
 
 BATCH = 32  # of what is not timed
 WARM_UP = 3  # sentences of every contender before the clock starts
@@ -37,23 +37,15 @@ MEASURES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    contenders.add_arguments(parser, sentences=100, repeats=3)
-    parser.add_argument("--bleu-sentences", type=int, help="how many BLEU is measured on; all of the data if not given")
-    parser.add_argument("--lengths", type=int, nargs="*", default=[5, 15, 30, 60], help="tokens of a source, by length")
-    parser.add_argument("--sentences-per-length", type=int, default=20, help="how many sources of each length")
-
-
-def measure(options: argparse.Namespace) -> dict:
-    check(options)
+def measure(options: LatencyOptions) -> dict:
     with contenders.compared(options) as comparison:
         if (options.bleu_sentences or 0) > len(comparison.pairs):
             raise ValueError(
-                f"{options.data} has {len(comparison.pairs)} sentences, which is less than --bleu-sentences "
+                f"{options.data} has {len(comparison.pairs)} sentences, which is less than --bleu_sentences "
                 f"{options.bleu_sentences}."
             )
-        scored = spread(comparison.pairs, options.bleu_sentences)
-        timed = [comparison.sources[place] for place in spread(comparison.pairs, options.sentences)]
+        scored = evenly_spaced(comparison.pairs, options.bleu_sentences)
+        timed = [comparison.sources[place] for place in evenly_spaced(comparison.pairs, options.sentences)]
         samples = samples_by_length(comparison, options.lengths, options.sentences_per_length)
         results = {
             name: describe(contender, comparison, scored, timed)
@@ -67,15 +59,6 @@ def measure(options: argparse.Namespace) -> dict:
             "lengths": measure_by_length(comparison.contenders, samples, options.repeats),
             "solver_overhead": solver_overhead(comparison.model, timed),
         }
-
-
-def check(options: argparse.Namespace) -> None:
-    """Refuse what is particular to this benchmark."""
-    for name in ("bleu_sentences", "sentences_per_length"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
-    if options.lengths != sorted(set(options.lengths)) or min(options.lengths, default=1) < 1:
-        raise ValueError(f"--lengths {' '.join(map(str, options.lengths))} must rise, from 1 or more.")
 
 
 def describe(contender: Contender, comparison: Comparison, scored: list[int], timed: list[list[int]]) -> dict[str, Any]:
@@ -142,7 +125,7 @@ def nearest(
     chosen = []
     for candidates in (whole, several):
         fitting = [candidate for candidate in candidates if distance(candidate) <= slack]
-        chosen += [fitting[place] for place in spread(fitting, count - len(chosen))]
+        chosen += [fitting[place] for place in evenly_spaced(fitting, count - len(chosen))]
     if len(chosen) < count:  # then all that fit are among them
         others = [candidate for candidate in whole + several if distance(candidate) > slack]
         chosen += sorted(others, key=distance)[: count - len(chosen)]
@@ -212,7 +195,7 @@ def is_main(contender: Contender) -> bool:
 
 def solver_overhead(model: DeqNarForConditionalGeneration, sources: list[list[int]]) -> dict[str, float] | None:
     """Seconds of decoding in torch, one sentence at a time, and the shares of it; None if nothing is solved."""
-    if model.config.refinement == "stacked":
+    if not model.config.seeks_equilibrium:
         return None
     translate = contenders.our_translate(model, {})
     for source in sources[:WARM_UP]:
@@ -234,7 +217,7 @@ def solver_overhead(model: DeqNarForConditionalGeneration, sources: list[list[in
 
 @contextmanager
 def watched(core: DeqNarModel) -> Iterator[dict[str, float]]:
-    """Counts the seconds in `refine`, which solves, and in the transition, F and what follows it."""
+    """Counts the seconds in `solve` and, within it, in the transition."""
     seconds = {"solving": 0.0, "transition": 0.0}
 
     def timed(part: str, function: Callable) -> Callable:
@@ -247,7 +230,7 @@ def watched(core: DeqNarModel) -> Iterator[dict[str, float]]:
 
         return run
 
-    places = [(core, "refine", "solving"), (core.transition, "features", "transition")]
+    places = [(core, "solve", "solving"), (core.transition, "features", "transition")]
     places.append((core.transition, "next_state", "transition"))
     for owner, name, part in places:
         setattr(owner, name, timed(part, getattr(owner, name)))  # stands before the method of the class

@@ -6,7 +6,6 @@ uses its whole budget. The last rows are the stacked backbone: as many ordinary 
 Checkpointed rows recompute the layers of encoder and decoder in the backward pass.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable
@@ -15,9 +14,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ..configuration_deqnar import PRESETS, DeqNarConfig
-from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from .common import machine, markdown_table, untrained_model
+from .options import MemoryOptions
 
 GRADIENTS = {
     "one_step": {"gradient": "one_step"},
@@ -28,19 +28,7 @@ GRADIENTS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", default="small", choices=PRESETS, help="size of the model")
-    parser.add_argument("--vocabulary", type=int, default=8000, help="tokens in the vocabulary")
-    parser.add_argument("--layers", type=int, default=6, help="layers of the encoder and of the stacked decoder")
-    parser.add_argument("--rows", type=int, default=32, help="sentences in the batch")
-    parser.add_argument("--length", type=int, default=40, help="tokens of every sentence")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[5, 20, 40], help="evaluations of a solve")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and sentences")
-
-
-def measure(options: argparse.Namespace) -> dict:
-    if min(options.budgets) < 1:
-        raise ValueError(f"--budgets {min(options.budgets)}: a solve needs at least one evaluation.")
+def measure(options: MemoryOptions) -> dict:
     results = {}
     for name, fields in GRADIENTS.items():
         results[name] = {}
@@ -63,14 +51,14 @@ def measure(options: argparse.Namespace) -> dict:
     }
 
 
-def _model(options: argparse.Namespace, **fields) -> DeqNarForConditionalGeneration:
+def _model(options: MemoryOptions, **fields) -> DeqNarForConditionalGeneration:
     torch.manual_seed(options.seed)
     layers = {"encoder_layers": options.layers, "decoder_layers": options.layers}
     config = DeqNarConfig.preset(options.preset, vocab_size=options.vocabulary, **layers, **fields)
     return untrained_model(config).train()
 
 
-def _step_bytes(model: DeqNarForConditionalGeneration, options: argparse.Namespace) -> int:
+def _step_bytes(model: DeqNarForConditionalGeneration, options: MemoryOptions) -> int:
     """Parameters, plus the most that was allocated beside them during one training step."""
     tokens = torch.randint(10, options.vocabulary, (options.rows, options.length))
     optimizer = torch.optim.Adam(model.parameters())

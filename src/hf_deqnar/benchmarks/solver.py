@@ -5,33 +5,20 @@ leave when it has converged; torchdeq's go on until the slowest row has. An eval
 once.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..configuration_deqnar import DeqNarConfig
-from ..fixed_point import SOLVERS, measure_residual, solve
-from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..transition_deqnar import BoundTransition
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.fixed_point import SOLVERS, measure_residual, solve
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.transition_deqnar import BoundTransition
 from .common import interleaved_seconds, machine, markdown_table, untrained_model
+from .options import SolverOptions
 
 THEIR_NAMES = {"picard": "fixed_point_iter", "anderson": "anderson", "broyden": "broyden"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="a saved model; a randomly initialised one of the `small` size if not given")
-    parser.add_argument("--rows", type=int, default=32, help="sentences in the batch")
-    parser.add_argument("--shortest", type=int, default=5, help="tokens of the shortest sentence")
-    parser.add_argument("--longest", type=int, default=60, help="tokens of the longest sentence")
-    parser.add_argument("--tol", type=float, default=1e-3, help="relative residual to reach")
-    parser.add_argument("--max-nfe", type=int, default=40, help="most evaluations")
-    parser.add_argument("--memory", type=int, default=5, help="past steps of Anderson and Broyden, ours and theirs")
-    parser.add_argument("--repeats", type=int, default=25, help="timed turns of every contender")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and sentences")
 
 
 @dataclass
@@ -47,19 +34,20 @@ class Problem:
     def ragged(cls, model: DeqNarForConditionalGeneration, rows: int, shortest: int, longest: int) -> "Problem":
         """Random sentences with lengths spread evenly from shortest to longest; canvases are as long as they."""
         lengths = torch.linspace(shortest, longest, rows).round().long()
-        inner, config = model.model, model.config
+        config = model.config
         mask = torch.arange(longest)[None] < lengths[:, None]
         words = torch.randint(10, config.vocab_size, mask.shape)
-        memory = inner.encode(torch.where(mask, words, config.pad_token_id), mask)
-        bound = inner.bind(inner.masked_canvas(lengths), mask, memory, mask)
-        return cls(bound, mask, torch.zeros_like(bound.context.injection))
+        source = model.prepare(torch.where(mask, words, config.pad_token_id), mask)
+        canvas = model.lay_out(source, lengths=lengths)
+        found = model.solve(source, canvas, max_nfe=1)
+        return cls(found.function, canvas.mask, torch.zeros_like(found.state))
 
     def function(self, state: Tensor) -> Tensor:
         """For solvers that know no masks: padding held at zero."""
         return self.bound(state) * self.mask[:, :, None]
 
 
-def their_solver(name: str, problem: Problem, options: argparse.Namespace, calls: list) -> Callable[[], Tensor]:
+def their_solver(name: str, problem: Problem, options: SolverOptions, calls: list) -> Callable[[], Tensor]:
     try:
         from torchdeq.solver import get_solver
     except ImportError as error:
@@ -81,9 +69,7 @@ def their_solver(name: str, problem: Problem, options: argparse.Namespace, calls
     return run
 
 
-def measure(options: argparse.Namespace) -> dict:
-    if not 1 <= options.shortest <= options.longest:
-        raise ValueError(f"--shortest {options.shortest} must be between 1 and --longest {options.longest}.")
+def measure(options: SolverOptions) -> dict:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     if options.model is None:

@@ -5,25 +5,20 @@ turns. The clock runs from token ids to token ids. Tokens are those that a conte
 like; BLEU is of these very translations. Exports in int8 translate the sentences of a batch one by one.
 """
 
-import argparse
 import statistics
 from typing import Any
 
-from ..corpus.reading import spread
+from ..data.parallel_text import evenly_spaced
 from . import contenders
 from .common import machine, markdown_table, take_turns
 from .contenders import Comparison
+from .options import ThroughputOptions
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    contenders.add_arguments(parser, sentences=256, repeats=3)
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 32, 128], help="sentences translated at once")
-
-
-def measure(options: argparse.Namespace) -> dict:
+def measure(options: ThroughputOptions) -> dict:
     check(options)
     with contenders.compared(options) as comparison:
-        chosen = spread(comparison.pairs, options.sentences)
+        chosen = evenly_spaced(comparison.pairs, options.sentences)
         results: dict[str, dict[str, Any]] = {
             name: {"system": one.system, "runtime": one.runtime, "search": one.search, "batches": {}}
             for name, one in comparison.contenders.items()
@@ -38,7 +33,7 @@ def measure(options: argparse.Namespace) -> dict:
         }
 
 
-def check(options: argparse.Namespace) -> None:
+def check(options: ThroughputOptions) -> None:
     """Refuse what is particular to this benchmark."""
     for size in options.batches:
         if size < 1:

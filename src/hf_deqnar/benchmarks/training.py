@@ -8,9 +8,7 @@ on a machine that others use as well it says more than the clock. Peak memory is
 step, parameters included.
 """
 
-import argparse
 import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -23,18 +21,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..alignment import ctc_loss, viterbi_path
-from ..configuration_deqnar import CHOICES, PRESETS, DeqNarConfig
-from ..landscape import RandomState
-from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.configuration_deqnar import CHOICES, DeqNarConfig
+from ..models.deqnar.ctc import ctc_loss, viterbi_path
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.stability import RandomState
 from ..objectives.inputs import Prediction, masked, needs_prediction
-from ..objectives.likelihood import connectionist
 from ..objectives.objective import Objective, parse_objective
 from ..objectives.targets import reference
 from ..training.allocator import keep_freed_memory
-from ..training.batching import TokenBudgetSampler
+from ..training.samplers import TokenBudgetSampler
 from .common import machine, markdown_table, untrained_model
 from .memory import peak_bytes
+from .options import TrainingOptions
 
 WARM_UP = 2  # steps of every contender before the clock starts
 COMPARED = 3  # batches on which the losses of a pair are compared, at the first weights
@@ -79,21 +77,6 @@ def contenders(layers: int, correction: float) -> list[Contender]:
     return chosen
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--objective", default="ctc+glat", help="what is learned, as in `hf-deqnar train`")
-    parser.add_argument("--preset", default="tiny", choices=PRESETS, help="size of the model")
-    parser.add_argument("--vocabulary", type=int, default=4000, help="tokens in the vocabulary")
-    parser.add_argument("--layers", type=int, default=6, help="layers of the stacked decoder")
-    parser.add_argument("--max-tokens", type=int, default=4096, help="most rows × longest sentence of a batch")
-    parser.add_argument("--correction", type=float, default=0.5, help="weight of the loss on the path, where it is on")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps of every contender")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch threads of every contender")
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="TEXT", help="contenders whose names contain one of these"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and sentences")
-
-
 def caption_batches(vocabulary: int, max_tokens: int, count: int, seed: int) -> list[dict[str, Tensor]]:
     """Random sentences with the lengths of image captions (about 14 ± 5 tokens), in batches within a token budget."""
     generator = torch.Generator().manual_seed(seed)
@@ -127,35 +110,30 @@ def straightforward_loss(
 
     For the reference as target, the inputs masked, CMLM (without CTC) and glancing, and no latents.
     """
-    core, config = model.model, model.config
-    labels, ctc = batch["labels"], config.length == "ctc"
-    source_mask = batch["input_ids"] != config.pad_token_id
+    config, labels = model.config, batch["labels"]
+    ctc = model.length_model.likelihood == "ctc"
     lengths = (labels >= 0).sum(dim=1)
-    memory = core.encode(batch["input_ids"], source_mask)
-    canvas_lengths = core.canvas_lengths(source_mask, labels, None)
-    blank_canvas = core.masked_canvas(canvas_lengths, None if ctc else labels.shape[1])
-    canvas_mask = blank_canvas != config.pad_token_id
+    source = model.prepare(batch["input_ids"])
+    masked_canvas = model.lay_out(source, labels)
 
-    written, prediction = blank_canvas if ctc else labels.clamp_min(0), None
+    tokens, prediction = model.length_model.unaligned(labels, masked_canvas.tokens), None
     if needs_prediction(objective.input):
         with torch.no_grad():
-            bound = core.bind(blank_canvas, canvas_mask, memory, source_mask)
-            log_probabilities = model.lm_head(core.refine(bound, canvas_mask).value).log_softmax(dim=-1)
+            log_probabilities = model.read(model.solve(source, masked_canvas)).log_softmax(dim=-1)
             if ctc:
-                path, _ = viterbi_path(log_probabilities, labels, canvas_lengths, lengths, config.blank_token_id)
-                written = path.clamp_min(0)
-            chances = log_probabilities.gather(2, written[:, :, None])[:, :, 0].exp()
+                path, _ = viterbi_path(log_probabilities, labels, masked_canvas.lengths, lengths, config.blank_token_id)
+                tokens = path.clamp_min(0)
+            chances = log_probabilities.gather(2, tokens[:, :, None])[:, :, 0].exp()
             prediction = Prediction(log_probabilities.argmax(dim=-1), chances)
-    revealed = objective.input(written, canvas_mask, prediction, 0.0, generator)
-    bound = core.bind(torch.where(revealed, written, blank_canvas), canvas_mask, memory, source_mask)
-    corrected = objective.correction > 0 and config.refinement != "stacked"
-    path = RandomState(bound.context.injection, generator) if corrected else None
-    found = core.refine(bound, canvas_mask, observe=path)
+    revealed = objective.input(tokens, masked_canvas.mask, prediction, 0.0, generator)
+    corrected = objective.correction > 0 and config.seeks_equilibrium
+    path = RandomState(generator) if corrected else None
+    found = model.solve(source, masked_canvas.reveal(revealed, tokens), observe=path)
 
     def likelihood(features: Tensor) -> Tensor:
-        logits = model.lm_head(features)  # rows, canvas, vocabulary
+        logits = model.lm_head(features)  # (batch, canvas, vocabulary)
         if ctc:
-            loss, fits = ctc_loss(logits, labels, canvas_lengths, lengths, config.blank_token_id)
+            loss, fits = ctc_loss(logits, labels, masked_canvas.lengths, lengths, config.blank_token_id)
             return loss.sum() / (lengths * fits).sum()
         hidden = labels.masked_fill(revealed, -100)
         loss = functional.cross_entropy(
@@ -165,10 +143,9 @@ def straightforward_loss(
 
     loss = likelihood(found.value)
     if corrected:
-        loss = loss + objective.correction * likelihood(bound.transition.features(path.value, bound.context))
-    if core.length_head is not None:
-        length_logits = core.length_head(memory, source_mask)
-        length_loss = core.length_head.loss(length_logits, source_mask.sum(dim=1), lengths)
+        loss = loss + objective.correction * likelihood(found.function.features(path.value))
+    length_loss = model.length_model.length_loss(model, source, lengths)
+    if length_loss is not None:
         loss = loss + config.length_loss_factor * length_loss
     return {"loss": loss, "nfe": found.nfe.double().mean()}
 
@@ -176,7 +153,7 @@ def straightforward_loss(
 class Worker:
     """One contender at work: a model, its optimizer and the batches."""
 
-    def __init__(self, contender: Contender, options: argparse.Namespace) -> None:
+    def __init__(self, contender: Contender, options: TrainingOptions) -> None:
         if contender.keeps_memory:
             keep_freed_memory()
         torch.set_num_threads(options.threads)
@@ -221,7 +198,7 @@ class Worker:
         return parameters + peak_bytes(lambda: self.step(0))
 
 
-def serve(connection: Connection, contender: Contender, options: argparse.Namespace) -> None:
+def serve(connection: Connection, contender: Contender, options: TrainingOptions) -> None:
     """A contender's process: answers calls of `Worker`'s methods until there are no more."""
     try:
         worker = Worker(contender, options)
@@ -245,7 +222,7 @@ def ask(connection: Connection, *call: object) -> Any:
 
 
 @contextmanager
-def workers(chosen: list[Contender], options: argparse.Namespace) -> Iterator[dict[str, Connection]]:
+def workers(chosen: list[Contender], options: TrainingOptions) -> Iterator[dict[str, Connection]]:
     """A process for every contender, while this lasts."""
     spawn = multiprocessing.get_context("spawn")
     connections, processes = {}, []
@@ -262,7 +239,7 @@ def workers(chosen: list[Contender], options: argparse.Namespace) -> Iterator[di
             process.join()
 
 
-def measure(options: argparse.Namespace) -> dict:
+def measure(options: TrainingOptions) -> dict:
     chosen = check(options)
     with workers(chosen, options) as connections:
         losses = {name: ask(connection, "losses") for name, connection in connections.items()}
@@ -293,13 +270,11 @@ def measure(options: argparse.Namespace) -> dict:
     }
 
 
-def check(options: argparse.Namespace) -> list[Contender]:
+def check(options: TrainingOptions) -> list[Contender]:
     """The contenders that were asked for, if the question makes sense."""
-    if options.steps < 1:
-        raise ValueError(f"--steps {options.steps}: there is nothing to measure; take at least 1.")
     objective = parse_objective(options.objective)
     glancing = objective.input is masked or needs_prediction(objective.input)
-    if objective.target is not reference or (objective.likelihood is connectionist and not glancing):
+    if objective.target is not reference or (objective.likelihood == "ctc" and not glancing):
         raise ValueError(
             f"--objective {options.objective}: the straightforward step knows ce and ctc, masked and glat, and cmlm "
             "without ctc; choose among these."

@@ -1,1 +1,4 @@
-"""The command line: one file a verb, each with `add_arguments` and `run`."""
+"""The command line: one module a verb, with a dataclass of its flags and a function `run`.
+
+A verb imports torch and transformers only when it runs, so that `--help` is fast.
+"""

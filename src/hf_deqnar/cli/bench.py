@@ -1,44 +1,39 @@
 """Measure speed and memory; every benchmark prints a table and can write its figures as JSON."""
 
-import argparse
 import json
-from pathlib import Path
+from functools import partial
+from importlib import import_module
 
-from ..benchmarks import decoding, latency, memory, solver, throughput, training
-from ..corpus.files import check_writable
-from .loading import load_model
+from ..benchmarks import options
+from ..utils.source_dataclasses import read_docstring
+from .command import Command
 
-BENCHMARKS = {
-    "solver": solver,
-    "memory": memory,
-    "training": training,
-    "decoding": decoding,
-    "latency": latency,
-    "throughput": throughput,
+OPTIONS = {
+    "solver": options.SolverOptions,
+    "memory": options.MemoryOptions,
+    "training": options.TrainingOptions,
+    "decoding": options.DecodingOptions,
+    "latency": options.LatencyOptions,
+    "throughput": options.ThroughputOptions,
 }
 
-COUNTS = ("rows", "length", "layers", "vocabulary", "max_nfe", "memory", "repeats", "threads")
+
+def run(name: str, arguments: options.BenchmarkOptions) -> None:
+    """Run a benchmark, print its table, and write its figures."""
+    from ..utils.files import check_writable
+    from .loading import load_model
+
+    benchmark = import_module(f"hf_deqnar.benchmarks.{name}")
+    check_writable(arguments.json)
+    if isinstance(arguments, options.CorpusOptions):
+        arguments.load = load_model
+    figures = benchmark.measure(arguments)
+    print(benchmark.table(figures))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    benchmarks = parser.add_subparsers(dest="benchmark", required=True, metavar="benchmark")
-    for name, module in BENCHMARKS.items():
-        summary = module.__doc__.strip().splitlines()[0]
-        benchmark = benchmarks.add_parser(
-            name, help=summary, description=module.__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
-        module.add_arguments(benchmark)
-        benchmark.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
-        # Benchmarks know nothing of the command line; those that load several models are given its way to do so.
-        benchmark.set_defaults(measure=module.measure, table=module.table, load=load_model)
-
-
-def run(options: argparse.Namespace) -> None:
-    check_writable(options.json)
-    for name in COUNTS:
-        if getattr(options, name, 1) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
-    figures = options.measure(options)
-    print(options.table(figures))
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+BENCHMARKS = {
+    name: Command(read_docstring(f"hf_deqnar.benchmarks.{name}"), (kind,), partial(run, name))
+    for name, kind in OPTIONS.items()
+}

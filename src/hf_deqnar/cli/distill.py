@@ -1,4 +1,4 @@
-"""Let teachers translate a corpus, for distillation; started again, or several times at once, it goes on.
+"""Translate a corpus with teachers, for distillation.
 
     hf-deqnar distill --teacher runs/teacher --data train.jsonl.gz --source en --target de --output distilled.jsonl.gz
     hf-deqnar distill --teacher runs/tiny runs/base --data train.jsonl.gz --source en --target de \\
@@ -7,29 +7,26 @@
     hf-deqnar distill --teacher facebook/nllb-200-distilled-600M --forced_bos_token deu_Latn …
     hf-deqnar distill --tune_gamma candidates.jsonl.gz --references validation.jsonl.gz --source en --target de
 
-With several teachers the output has a column of candidates for `--objective dynamic_kd+…`, and each teacher has a file
-of its own beside it. The last form finds out how much to trust each of them: it needs candidates for sentences of which
-several translations are known.
+An interrupted run is resumed, and several processes share the work. With several teachers the output has a column of
+candidates for `--objective dynamic_kd+…`, and each teacher has its own file beside it. The last form finds the weight γ
+of each teacher, from candidates for sentences with several references.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from .loading import train_extra
+from .extras import requires_extra
 
 if TYPE_CHECKING:
-    from ..corpus.teachers import Teacher, TeacherOptions
-
-TAKES_ALL = True  # its flags are those of dataclasses
+    from ..distillation.teachers import Teacher, TeacherOptions
 
 
 @dataclass
 class DistillationArguments:
-    """What is translated, by whom, and by which of several processes."""
+    """Teachers, corpus, output, and the share of this process."""
 
     source: str = field(metadata={"help": "Column (or file ending) of the source language."})
     target: str = field(metadata={"help": "Column (or file ending) of the target language."})
@@ -39,21 +36,23 @@ class DistillationArguments:
     data: str | None = field(
         default=None, metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…"}
     )
-    output: str | None = field(default=None, metadata={"help": "A file to write, ending in .jsonl or .jsonl.gz."})
-    limit: int | None = field(default=None, metadata={"help": "Only the first so many sentences."})
-    unique: bool = field(
-        default=False, metadata={"help": "A source that stands in the corpus several times is translated only once."}
+    output: str | None = field(default=None, metadata={"help": "File to write, ending in .jsonl or .jsonl.gz."})
+    limit: int | None = field(default=None, metadata={"help": "Translate only the first sentences, this many."})
+    unique: bool = field(default=False, metadata={"help": "Translate a source that occurs several times only once."})
+    device: str | None = field(
+        default=None, metadata={"help": "Device, such as cpu or cuda:0. Default: cuda if available, else cpu."}
     )
-    device: str | None = field(default=None, metadata={"help": "Such as cpu or cuda:0."})
     process: int | None = field(
-        default=None, metadata={"help": "Which of several processes this is, from 0. Unset: RANK, else 0."}
+        default=None, metadata={"help": "Number of this process, from 0. Default: the variable RANK, else 0."}
     )
-    processes: int | None = field(default=None, metadata={"help": "How many there are. Unset: WORLD_SIZE, else 1."})
+    processes: int | None = field(
+        default=None, metadata={"help": "Number of processes. Default: the variable WORLD_SIZE, else 1."}
+    )
     tune_gamma: str | None = field(
-        default=None, metadata={"help": "Candidates, as written here, for which gamma is tuned; nothing is translated."}
+        default=None, metadata={"help": "Output of several teachers, for which gamma is tuned; nothing is translated."}
     )
     references: str | None = field(
-        default=None, metadata={"help": "The corpus they were made for, with several targets per sentence."}
+        default=None, metadata={"help": "Corpus that --tune_gamma was made from, with several targets per sentence."}
     )
 
     def __post_init__(self) -> None:
@@ -68,59 +67,58 @@ class DistillationArguments:
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be at least 1, not {self.limit}.")
         if self.process is None:
-            self.process = whole_number("RANK", 0)
+            self.process = read_integer("RANK", 0)
         if self.processes is None:
-            self.processes = whole_number("WORLD_SIZE", 1)
+            self.processes = read_integer("WORLD_SIZE", 1)
 
 
-def whole_number(variable: str, otherwise: int) -> int:
-    """Of the environment, as torchrun sets it."""
-    text = os.environ.get(variable, str(otherwise))
+ARGUMENTS = (DistillationArguments, "hf_deqnar.distillation.teachers:TeacherOptions")
+
+
+def read_integer(variable: str, default: int) -> int:
+    """The value of an environment variable that torchrun sets."""
+    text = os.environ.get(variable, str(default))
     if not text.isdecimal():
-        raise ValueError(f"{variable}='{text}' in the environment is not a number; unset it, or mend it.")
+        raise ValueError(f"{variable}='{text}' in the environment is not a number; unset or correct it.")
     return int(text)
 
 
-def run(options: argparse.Namespace) -> None:
-    with train_extra("Distilling"):
-        from ..corpus.teachers import TeacherOptions
-        from ..training.arguments import parse_arguments
-    kinds = (DistillationArguments, TeacherOptions)
-    arguments, how = parse_arguments(kinds, options.arguments, "hf-deqnar distill")
-    if arguments.tune_gamma is not None:
-        for entry in fields(how):
-            if getattr(how, entry.name) != entry.default:
-                raise ValueError(f"{entry.name} has no effect with tune_gamma, which translates nothing.")
-        tune(arguments)
-    else:
-        translate(arguments, how)
+def run(arguments: DistillationArguments, options: "TeacherOptions") -> None:
+    if arguments.tune_gamma is None:
+        translate(arguments, options)
+        return
+    for entry in fields(options):
+        if getattr(options, entry.name) != entry.default:
+            raise ValueError(f"{entry.name} has no effect with tune_gamma, which translates nothing.")
+    tune(arguments)
 
 
-def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
-    """Distil, and print what came out."""
-    from ..corpus.distillation import distill, distill_candidates
-    from ..corpus.reading import read_parallel, without_repetitions
-    from ..corpus.teachers import id_of_token
+def translate(arguments: DistillationArguments, options: "TeacherOptions") -> None:
+    """Translate the corpus, and print what was written."""
+    with requires_extra("train", "This command"):
+        from ..data.parallel_text import merge_repeated_sources, read_parallel
+        from ..distillation.distill import distill, distill_candidates
+        from ..distillation.teachers import find_token_id
     from .loading import check_model
 
     if not arguments.teacher or arguments.data is None or arguments.output is None:
-        raise ValueError("--teacher, --data and --output are needed; hf-deqnar distill --help says what they are.")
+        raise ValueError("--teacher, --data and --output are required.")
     if len(set(arguments.teacher)) < len(arguments.teacher):
         raise ValueError("A teacher is named twice; its translations would be the same.")
-    for name in arguments.teacher:  # the last one's turn may come days later
+    for name in arguments.teacher:  # before any of them translates, which may take days
         tokenizer = check_model(name)
-        if how.forced_bos_token is not None:
-            id_of_token(tokenizer, how.forced_bos_token, name)
+        if options.forced_bos_token is not None:
+            find_token_id(tokenizer, options.forced_bos_token, name)
     pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
     if arguments.unique:
-        pairs = without_repetitions(pairs)
+        pairs = merge_repeated_sources(pairs)
     settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
     teachers = load_teachers(arguments)
     if len(arguments.teacher) == 1:
         teacher = next(teachers)
-        found = {teacher.name: distill(pairs, teacher, arguments.output, options=how, **settings)}
+        found = {teacher.name: distill(pairs, teacher, arguments.output, options=options, **settings)}
     else:
-        found = distill_candidates(pairs, teachers, arguments.output, options=how, **settings)
+        found = distill_candidates(pairs, teachers, arguments.output, options=options, **settings)
     if arguments.process != 0:
         return
     for name, figures in found.items():
@@ -134,8 +132,8 @@ def translate(arguments: DistillationArguments, how: "TeacherOptions") -> None:
 
 
 def load_teachers(arguments: DistillationArguments) -> Iterator["Teacher"]:
-    """One after the other, so that only one is in memory."""
-    from ..corpus.teachers import Teacher
+    """The teachers one at a time, so that only one is in memory."""
+    from ..distillation.teachers import Teacher
     from .loading import load_model
 
     device = arguments.device
@@ -149,8 +147,8 @@ def load_teachers(arguments: DistillationArguments) -> Iterator["Teacher"]:
 
 def tune(arguments: DistillationArguments) -> None:
     """Print γ for the candidates of sentences with several references."""
-    from ..corpus.candidates import read_candidates, tune_gamma
-    from ..corpus.reading import read_parallel
+    from ..data.parallel_text import read_parallel
+    from ..distillation.candidates import read_candidates, tune_gamma
 
     if arguments.references is None:
         raise ValueError("--tune_gamma needs --references: the corpus with several targets per sentence.")
@@ -162,7 +160,7 @@ def tune(arguments: DistillationArguments) -> None:
     print(f"--gamma {' '.join(f'{weight:g}' for weight in found.gamma)}")
     print(
         f"The chosen candidates have {-found.distortion:.2f} sentence BLEU with other references, "
-        f"{-found.distortion_of_ones:.2f} with equal weights; {found.sentences:,} of {len(pairs):,} sentences "
+        f"{-found.distortion_of_equal_weights:.2f} with equal weights; {found.sentences:,} of {len(pairs):,} sentences "
         "have some.",
         file=sys.stderr,
     )

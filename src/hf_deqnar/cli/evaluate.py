@@ -3,100 +3,132 @@
     hf-deqnar evaluate my-model --data test.jsonl.gz --source en --target de
     hf-deqnar evaluate my-model,length_beams=5 teacher,num_beams=5 --data test.jsonl.gz --source en --target de
 
-Each system is a directory or hub id, with options of its `generate` behind commas. With several, the others are
-compared with the first by paired bootstrap.
+Each system is a directory or hub id, followed by options of its `generate` after commas. The second and later systems
+are compared with the first by paired bootstrap.
 
-    hf-deqnar evaluate my-model --data test.jsonl.gz --source en --target de --other-names train.jsonl.gz
+    hf-deqnar evaluate my-model --data test.jsonl.gz --source en --target de --other_names train.jsonl.gz
 
-evaluates the sentences with names alone, each with another name of the corpus in its place, and tells how many of these
-names arrive in the translation: corpora speak of few people and places, and users of many.
+evaluates only the sentences with names. Each name is replaced by another name of the given corpus, and the share of the
+names that are copied into the translation is reported: a corpus has few names, and users have many.
 """
 
-import argparse
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..benchmarks.common import markdown_table, read_options
-from ..corpus.evaluation import compare, score, translate_sentences
-from ..corpus.files import check_parent, check_writable
-from ..corpus.names import share_kept, with_other_names
-from ..corpus.reading import read_parallel
-from ..pipeline_deqnar import source_prefix
-from .loading import load_model
-
-SEED = 0  # of the draw of other names: all systems are asked for the same
+SEED = 0  # of the choice of other names: the same for all systems
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("system", nargs="+", help="model[,option=value…]")
-    parser.add_argument("--data", required=True, help="JSONL, TSV or CSV (.gz), or the beginning of two aligned files")
-    parser.add_argument("--source", required=True, help="column (or file ending) of the source language")
-    parser.add_argument("--target", required=True, help="column (or file ending) of the references")
-    parser.add_argument("--batch-size", type=int, default=32, help="sentences translated together (default: 32)")
-    parser.add_argument("--limit", type=int, help="only the first so many sentences")
-    parser.add_argument("--other-names", metavar="CORPUS", help="evaluate what has a name, with others of this corpus")
-    parser.add_argument(
-        "--source-prefix",
-        metavar="TEXT",
-        help="what other models than ours see before every source (default: what their configurations say)",
+@dataclass
+class EvaluationArguments:
+    """Systems, test set and output."""
+
+    system: list[str] = field(
+        metadata={
+            "positional": True,
+            "nargs": "+",
+            "metavar": "MODEL[,OPTION=VALUE…]",
+            "help": "Directories or hub ids of models, with options of generate.",
+        }
     )
-    parser.add_argument("--device", help="such as cpu or cuda:0")
-    parser.add_argument("--samples", type=int, default=1000, help="bootstrap samples (default: 1000)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write each system's translations there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    data: str = field(metadata={"help": "JSONL, TSV or CSV (.gz), or the common beginning of two aligned files."})
+    source: str = field(metadata={"help": "Column (or file ending) of the source language."})
+    target: str = field(metadata={"help": "Column (or file ending) of the references."})
+    batch_size: int = field(default=32, metadata={"help": "Sentences translated together."})
+    limit: int | None = field(default=None, metadata={"help": "Evaluate only the first sentences, this many."})
+    other_names: str | None = field(
+        default=None,
+        metadata={"metavar": "CORPUS", "help": "Evaluate sentences with names, replaced by others of this corpus."},
+    )
+    source_prefix: str | None = field(
+        default=None,
+        metadata={
+            "metavar": "TEXT",
+            "help": "Text before every source, for other architectures. Default: as their configurations say.",
+        },
+    )
+    device: str | None = field(
+        default=None, metadata={"help": "Device, such as cpu or cuda:0. Default: cuda if available, else cpu."}
+    )
+    samples: int = field(default=1000, metadata={"help": "Bootstrap samples."})
+    output_dir: Path | None = field(
+        default=None,
+        metadata={"aliases": ["--output"], "metavar": "FOLDER", "help": "Write the translations of each system here."},
+    )
+    json: Path | None = field(default=None, metadata={"metavar": "FILE", "help": "Write the figures here."})
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "samples", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1, not {value}.")
+        if len(set(self.system)) < len(self.system):
+            raise ValueError("A system is named twice; remove one, a comparison with itself has no result.")
+
+
+ARGUMENTS = (EvaluationArguments,)
 
 
 def parse_system(text: str) -> tuple[str, dict[str, Any]]:
     """'model,length_beams=5' → ('model', {'length_beams': 5})."""
+    from ..benchmarks.common import read_options
+
     name, comma, options = text.partition(",")
     return name, read_options(options) if comma else {}
 
 
-def run(options: argparse.Namespace) -> None:
-    if options.batch_size < 1:
-        raise ValueError(f"--batch-size must be at least 1, not {options.batch_size}.")
-    if options.samples < 1:
-        raise ValueError(f"--samples must be at least 1, not {options.samples}.")
-    if options.limit is not None and options.limit < 1:
-        raise ValueError(f"--limit must be at least 1, not {options.limit}.")
-    if len(set(options.system)) < len(options.system):
-        raise ValueError("A system is named twice; comparing it with itself says nothing.")
-    check_writable(options.json)
-    check_parent(options.output)
-    pairs = read_parallel(options.data, options.source, options.target)[: options.limit]
+def run(arguments: EvaluationArguments) -> None:
+    from ..data.name_augmentation import replace_names, share_copied
+    from ..data.parallel_text import read_parallel
+    from ..evaluation.metrics import compare, score
+    from ..evaluation.translation import translate_sentences
+    from ..models.deqnar.configuration_deqnar import is_deqnar
+    from ..models.deqnar.text import source_prefix
+    from ..utils.files import check_parent, check_writable
+    from .loading import load_model
+
+    check_writable(arguments.json)
+    check_parent(arguments.output_dir)
+    pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
     names = None
-    if options.other_names is not None:
-        pairs, names = with_other_names(pairs, read_parallel(options.other_names, options.source, options.target), SEED)
+    if arguments.other_names is not None:
+        others = read_parallel(arguments.other_names, arguments.source, arguments.target)
+        pairs, names = replace_names(pairs, others, SEED)
         if not pairs:
-            raise ValueError(f"No sentence of {options.data} has a name of {options.other_names} that has another.")
+            raise ValueError(f"No sentence of {arguments.data} has a name of {arguments.other_names} that has another.")
     systems = {}
-    for text in options.system:
+    for text in arguments.system:
         name, settings = parse_system(text)
-        model, tokenizer = load_model(name, options.device)
+        model, tokenizer = load_model(name, arguments.device)
         sentences = [pair.source for pair in pairs]
-        prefix = options.source_prefix
-        if prefix is None or model.config.model_type == "deqnar":
-            prefix = source_prefix(model.config, options.source, options.target)
-        systems[text] = translate_sentences(model, tokenizer, sentences, options.batch_size, prefix=prefix, **settings)
-        if options.output is not None:
-            options.output.mkdir(exist_ok=True)
-            file = options.output / f"{len(systems)}.txt"
+        prefix = arguments.source_prefix
+        if prefix is None or is_deqnar(model.config):
+            prefix = source_prefix(model.config, arguments.source, arguments.target)
+        systems[text] = translate_sentences(
+            model, tokenizer, sentences, arguments.batch_size, prefix=prefix, **settings
+        )
+        if arguments.output_dir is not None:
+            arguments.output_dir.mkdir(exist_ok=True)
+            file = arguments.output_dir / f"{len(systems)}.txt"
             file.write_text("\n".join(systems[text].texts) + "\n", encoding="utf-8")
-    figures = {"data": options.data, "systems": {text: score(found, pairs) for text, found in systems.items()}}
+    figures = {"data": arguments.data, "systems": {text: score(found, pairs) for text, found in systems.items()}}
     if names is not None:
-        figures["other_names"] = options.other_names
+        figures["other_names"] = arguments.other_names
         for text, found in systems.items():
-            figures["systems"][text]["names_kept"] = share_kept(found.texts, names)
+            figures["systems"][text]["names_kept"] = share_copied(found.texts, names)
     if len(systems) > 1:
-        figures["paired_bootstrap"] = compare(systems, pairs, options.samples)
+        figures["paired_bootstrap"] = compare(systems, pairs, arguments.samples)
     print(table(figures))
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def table(figures: dict) -> str:
-    headers = ["system", "BLEU", "chrF", "NFE", "converged", "repetition", "length ratio", "seconds"]
+    from ..benchmarks.common import markdown_table
+
+    headers = ["system", "BLEU", "chrF", "NFE", "converged", "repetition", "length ratio", "brevity penalty"]
+    headers.append("seconds")
     compared = figures.get("paired_bootstrap", {})
     rows = []
     for position, (text, found) in enumerate(figures["systems"].items()):
@@ -113,6 +145,7 @@ def table(figures: dict) -> str:
                 f"{found['share_converged']:.1%}" if "share_converged" in found else "",
                 f"{found['repetition_rate']:.2%}",
                 f"{found['length_ratio']:.3f}",
+                f"{found['brevity_penalty']:.3f}",
                 f"{found['seconds']:.1f}",
             ]
         )

@@ -1,7 +1,5 @@
 """Loading a translation model for the command line, with errors a user can act on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,47 +14,38 @@ from transformers.utils import logging
 
 import hf_deqnar
 
-from ..corpus.files import reading_weights
-from ..corpus.tokenizer import load_tokenizer
+from ..data.tokenizer import load_tokenizer
 from ..export.manifest import is_export
 from ..export.runtime import DeqNarOnnxModel
+from ..utils.files import reading_weights
 
 
-@contextmanager
-def train_extra(what: str) -> Iterator[None]:
-    """Imports that need the train extra: its absence is told with what it is needed for."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f"{what} needs more packages ({error.name}): pip install 'hf_deqnar[train]'.") from error
-
-
-def model_in_the_box() -> str:
-    """The folder of the model that comes with the package, if it does."""
-    if not (Path(hf_deqnar.BOX) / "config.json").is_file():
-        raise FileNotFoundError("This copy of the package has no model in the box; name one with --model.")
-    return hf_deqnar.BOX
+def bundled_model() -> str:
+    """The folder of the bundled model."""
+    if not (Path(hf_deqnar.PRETRAINED) / "config.json").is_file():
+        raise FileNotFoundError("This installation has no bundled model; name a model with --model.")
+    return hf_deqnar.PRETRAINED
 
 
 def check_model(name: str) -> PreTrainedTokenizerBase:
-    """Find a seq2seq model in order, all but its weights; its tokenizer."""
+    """Check the configuration and the tokenizer of a seq2seq model, without its weights; returns the tokenizer."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     path = Path(name)
     if is_export(path):
         raise ValueError(f"{name} is an ONNX export, which torch cannot run; name the model itself.")
     if path.is_dir() and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{name} is a directory without a config.json; give one that save_pretrained wrote.")
+        raise FileNotFoundError(f"{name} is a directory without a config.json; name one that save_pretrained wrote.")
     try:
         config = AutoConfig.from_pretrained(name)
     except OSError as error:
         if path.is_dir():
             raise OSError(f"{path / 'config.json'} is damaged; save the model there again.") from error
-        raise OSError(f"{name} is neither a model directory nor a model that the hub offers.") from error
+        raise OSError(f"{name} is neither a model directory nor a model on the Hub.") from error
     except (ValueError, StrictDataclassError) as error:
         raise ValueError(f"{name}: {' '.join(str(error).split())[:200]}") from error
     if type(config) not in AutoModelForSeq2SeqLM._model_mapping:
-        raise ValueError(f"{name} holds a {config.model_type} model, which cannot translate; name a seq2seq model.")
+        raise ValueError(f"{name} contains a {config.model_type} model, which cannot translate; name a seq2seq model.")
     tokenizer = load_tokenizer(name)
     vocabulary = config.get_text_config(decoder=True).vocab_size
     if len(tokenizer) > vocabulary:
@@ -73,8 +62,8 @@ def load_model(
     """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub.
 
     Args:
-        runtime: `torch` or `onnx`, to make sure of it; what the directory holds if not given.
-        threads: how many a computation may use.
+        runtime: `torch` or `onnx`; by default that of the directory, model or export.
+        threads: most threads of a computation.
     """
     if threads is not None:
         if threads < 1:
@@ -87,7 +76,7 @@ def load_model(
         model = AutoModelForSeq2SeqLM.from_pretrained(name).eval()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "meta":
-        raise ValueError("Device 'meta' holds no numbers, so nothing can be computed on it; choose another.")
+        raise ValueError("Device 'meta' stores no data, so nothing can be computed on it; choose another.")
     try:
         return model.to(device), tokenizer
     except (RuntimeError, AssertionError) as error:

@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 
-from huggingface_hub.errors import StrictDataclassError
+import hf_deqnar
 
 from . import (
     bench,
@@ -12,15 +13,15 @@ from . import (
     energy,
     evaluate,
     export,
-    ladder,
     ngrams,
-    release,
+    push,
     report,
     shortlist,
     teacher,
     train,
     translate,
 )
+from .command import Command
 
 VERBS = {
     "translate": translate,
@@ -30,49 +31,70 @@ VERBS = {
     "energy": energy,
     "evaluate": evaluate,
     "report": report,
-    "ladder": ladder,
-    "release": release,
     "bench": bench,
     "export": export,
     "shortlist": shortlist,
     "ngrams": ngrams,
+    "push": push,
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hf-deqnar", description="Deep-equilibrium non-autoregressive translation.")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
-    for name, module in VERBS.items():
-        summary = module.__doc__.strip().splitlines()[0]
-        takes_all = getattr(module, "TAKES_ALL", False)  # its flags are those of dataclasses, read when it runs
-        verb = verbs.add_parser(
-            name,
-            help=summary,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            add_help=not takes_all,
-            prefix_chars="\0" if takes_all else "-",
-        )
-        if takes_all:
-            verb.add_argument("arguments", nargs=argparse.REMAINDER, help="[settings.yaml] [--flag value …]")
-        else:
-            module.add_arguments(verb)
-        verb.set_defaults(run=module.run)
-    return parser
+class VerbParser(argparse.ArgumentParser):
+    """Chooses among verbs; errors are raised."""
+
+    def __init__(self, program: str, description: str, summaries: dict[str, str]) -> None:
+        super().__init__(prog=program, description=description)
+        verbs = self.add_subparsers(dest="verb", required=True, metavar="verb", parser_class=argparse.ArgumentParser)
+        for name, summary in summaries.items():
+            verbs.add_parser(name, help=summary, add_help=False)
+
+    def error(self, message: str) -> None:
+        raise ValueError(f"{message}; {self.prog} --help lists what there is.")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb. Errors that a user can mend are one line on stderr and exit status 1."""
-    options = make_parser().parse_args(arguments)
+    """Run one verb and return its exit status: 0, 1 if some lines could not be translated, 2 after an error."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    program = f"hf-deqnar {arguments[0]}" if arguments and arguments[0] in VERBS else "hf-deqnar"
+    return exit_status(program, lambda: run_verb(program, arguments))
+
+
+def run_verb(program: str, arguments: list[str]) -> int | None:
+    """Find the verb, and in `bench` the benchmark, and run it with the arguments that follow."""
+    summaries = {name: first_line(module.__doc__) for name, module in VERBS.items()}
+    parser = VerbParser("hf-deqnar", "Deep-equilibrium non-autoregressive translation.", summaries)
+    parser.add_argument("--version", action="version", version=hf_deqnar.__version__)
+    module = VERBS[parser.parse_args(arguments[:1]).verb]
+    if module is not bench:
+        return Command(module.__doc__, module.ARGUMENTS, module.run)(program, arguments[1:])
+    summaries = {name: first_line(benchmark.description) for name, benchmark in bench.BENCHMARKS.items()}
+    name = VerbParser(program, bench.__doc__, summaries).parse_args(arguments[1:2]).verb
+    return bench.BENCHMARKS[name](program, arguments[2:])
+
+
+def first_line(text: str) -> str:
+    return text.strip().splitlines()[0]
+
+
+def exit_status(program: str, run: Callable[[], int | None]) -> int:
+    """The exit status of a program; an error that the user can correct is one line on stderr and status 2."""
     try:
-        return options.run(options) or 0
-    except BrokenPipeError:  # the reader of our output has left; that is its good right
+        return run() or 0
+    except BrokenPipeError:  # the reader closed the pipe; exit quietly
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError) as error:
-        text = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else error
-        print(f"hf-deqnar {options.verb}: {text}", file=sys.stderr)
-        return 1
-    return 0  # only after a closed pipe
+    except Exception as error:
+        if not is_correctable(error):
+            raise
+        print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def is_correctable(error: Exception) -> bool:
+    """Whether an error comes from what the user asked for, not from a bug."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return isinstance(error, (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError))
 
 
 if __name__ == "__main__":

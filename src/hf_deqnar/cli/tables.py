@@ -1,22 +1,23 @@
-"""What `ngrams` and `shortlist` share: a trained model is given a table that is counted, and is saved with it."""
+"""What `ngrams` and `shortlist` share: a trained model is saved with a table of counts."""
 
 import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-from ..corpus.reading import Pair, read_parallel
-from ..modeling_deqnar import DeqNarForConditionalGeneration
-from .loading import load_model
+    from ..data.parallel_text import Pair
+    from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 
-HELD_OUT = 20  # every such pair is not counted, but told of
+HELD_OUT = 20  # every 20th pair is not counted, and measures the table
 
 
 @dataclass
 class TableArguments:
-    """Which model, which sentences, and where to."""
+    """Model, sentence pairs and output folder."""
 
     model: str = field(metadata={"help": "Directory or hub id of a model."})
     data: list[str] = field(
@@ -29,13 +30,17 @@ class TableArguments:
 
 def open_model(
     arguments: TableArguments, what: str
-) -> tuple[DeqNarForConditionalGeneration, PreTrainedTokenizerBase, list[Pair]]:
-    """The model, its tokenizer and the pairs, once it is sure that the folder of the result is free."""
+) -> tuple["DeqNarForConditionalGeneration", "PreTrainedTokenizerBase", list["Pair"]]:
+    """The model, its tokenizer and the pairs; an error if the output folder is not empty."""
+    from ..data.parallel_text import read_parallel
+    from ..models.deqnar.configuration_deqnar import is_deqnar
+    from .loading import load_model
+
     output = Path(arguments.output_dir)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise FileExistsError(f"{output} exists and is not an empty folder; name another.")
     model, tokenizer = load_model(arguments.model, "cpu", runtime="torch")
-    if model.config.model_type != "deqnar":
+    if not is_deqnar(model.config):
         raise ValueError(f"{arguments.model} is of type {model.config.model_type}; only deqnar models have {what}.")
     pairs = [pair for data in arguments.data for pair in read_parallel(data, arguments.source, arguments.target)]
     if len(pairs) <= HELD_OUT:
@@ -43,13 +48,15 @@ def open_model(
     return model, tokenizer, pairs
 
 
-def learned_and_others(items: list) -> tuple[list, list]:
-    """What is counted, and what is held out."""
+def hold_out(items: list) -> tuple[list, list]:
+    """The items to count, and the held-out ones."""
     return [item for number, item in enumerate(items) if number % HELD_OUT], items[::HELD_OUT]
 
 
-def save_whole(model: DeqNarForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, output: Path) -> None:
-    """Save a model under a name that it has only when all of it is written."""
+def save_atomically(
+    model: "DeqNarForConditionalGeneration", tokenizer: "PreTrainedTokenizerBase", output: Path
+) -> None:
+    """Save a model; the folder has its name only when it is complete."""
     unfinished = output.with_name(f"{output.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)

@@ -13,12 +13,8 @@ Rows, source and canvas are dynamic in all of them. The runtime that solves with
 """
 
 import copy
-import logging
 import os
 import shutil
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,14 +24,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..landscape import remove_rescaling
-from ..layers_deqnar import Positions, sinusoidal_positions
-from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
-from ..pipeline_deqnar import longest_source
-from ..shortlist_deqnar import Words
-from ..transition_deqnar import Context
+from ..models.deqnar.configuration_deqnar import is_deqnar
+from ..models.deqnar.layers_deqnar import Positions, sinusoidal_positions
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from ..models.deqnar.shortlist import Words
+from ..models.deqnar.stability import remove_rescaling
+from ..models.deqnar.text import longest_source
+from ..models.deqnar.transition_deqnar import Context
 from .manifest import NGRAMS, PRECISIONS, SHORTLIST, is_export, write_manifest
+from .messages import quiet
+from .quantization import quantise, quantise_embedding
 from .sentence import CANDIDATES, PARTS, READ, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
+from .shared_weights import share_weights
 
 OPSET = 18
 # Quantised, f(z) jumps with every number that is rounded the other way. In 20 evaluations a model for the box got to
@@ -44,6 +44,7 @@ OPSET = 18
 INT8_TOL = 2e-2
 # A softmax has many small probabilities, and they would all be zero in 8 bits: `feedback` stays as it is.
 QUANTISED = ("source", "transition", "head", *PARTS)
+EMBEDDING_TOKENS = ("source", "canvas", "opening")
 
 
 class SourceGraph(nn.Module):
@@ -54,15 +55,11 @@ class SourceGraph(nn.Module):
         self.core = core
 
     def forward(self, input_ids: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
-        core = self.core
-        hidden = core.embed(input_ids, core.source_positions)
-        lowest = torch.finfo(hidden.dtype).min
-        memory = core.encoder(hidden, torch.where(source_mask, 0.0, lowest)[:, None, None, :], None)
-        outputs = [] if core.length_head is None else [core.length_head(memory, source_mask)]
-        seen = memory if core.latent_head is None else core.latent_head(memory, source_mask, None, None)[0]
-        if core.config.copies_source:
-            outputs.append(seen)
-        return (*outputs, *(tensor for pair in core.project(seen) for tensor in pair))
+        source = self.core.encode_source(input_ids, source_mask)
+        outputs = [] if source.length_logits is None else [source.length_logits]
+        if self.core.config.copies_source:
+            outputs.append(source.encoder_states)
+        return (*outputs, *(tensor for pair in source.keys_values for tensor in pair))
 
 
 class CanvasGraph(nn.Module):
@@ -90,7 +87,7 @@ class TransitionGraph(nn.Module):
         count = 2 * len(core.transition.layers)
         memory = list(zip(rest[:count:2], rest[1:count:2], strict=True))
         context = Context(injection, canvas_mask, memory, memory_mask, None, None, *choice(core, rest[count:]))
-        evaluate = core.transition.features if core.config.refinement == "explicit" else core.transition
+        evaluate = core.transition if core.transition.state_is_features else core.transition.features
         return evaluate(state, context)
 
 
@@ -152,9 +149,9 @@ class Graph:
 
 def check_exportable(config: Any) -> None:
     """Name the option that keeps a model from being exported."""
-    if config.model_type != "deqnar":
+    if not is_deqnar(config):
         raise ValueError(f"Only deqnar models can be exported, not one of type {config.model_type}.")
-    if config.architecture != "transformer":
+    if config.is_recurrent:
         raise ValueError(
             f"architecture='{config.architecture}' cannot be exported: its packed sequences have no ONNX form; "
             "export a model with architecture='transformer'."
@@ -208,7 +205,7 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
             "words": (listed, {0: "words"}),
             "outside": (torch.zeros(rows, 1, len(listed), dtype=torch.bool), {0: "rows", 2: "words"}),
         }
-    predicting = words if config.refinement == "mixed" else {}
+    predicting = words if core.transition.predicts_tokens and core.transition.state_is_features else {}
     scored = ["tokens", "scores", "log_probabilities"]
     blank = torch.full((rows, canvas), config.mask_token_id)
     graphs = {
@@ -223,7 +220,7 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
         ),
         "head": Graph(HeadGraph(model), {"features": hidden, **words}, scored),
     }
-    if config.refinement == "explicit":
+    if not core.transition.state_is_features:
         graphs["feedback"] = Graph(FeedbackGraph(core), {"features": hidden, **words}, ["value"])
     if core.input_head is not None:
         graphs["input_head"] = Graph(core.input_head, {"features": hidden}, ["odds"])
@@ -243,10 +240,10 @@ def parts_of_a_sentence(model: DeqNarForConditionalGeneration) -> dict[str, Grap
         f"{kind}_{layer}": projection for layer in range(len(core.transition.layers)) for kind in ("key", "value")
     }
     words = {} if core.shortlist is None else {"words": (torch.arange(2 * CANDIDATES), {0: "words"})}
-    predicting = words if config.refinement == "mixed" else {}
+    predicting = words if core.transition.predicts_tokens and core.transition.state_is_features else {}
     # What a loop is told of a step, and what the parts around it say to each other where there is no loop.
     state, found = "state", ["value", "residual_now"]
-    if config.refinement == "stacked":
+    if not config.seeks_equilibrium:
         state, found = "start", ["features", "residual"]
     seen = {state: hidden, "injection": hidden, **projected, **predicting}
     return {
@@ -258,6 +255,8 @@ def parts_of_a_sentence(model: DeqNarForConditionalGeneration) -> dict[str, Grap
 
 def write_graph(graph: Graph, path: Path) -> None:
     """One ONNX file, its weights inside."""
+    import onnx
+
     examples = tuple(example.clone() for example, _ in graph.inputs.values())  # one tensor given twice is one input
     names = {name for _, axes in graph.inputs.values() for name in axes.values()}
     sizes = {name: torch.export.Dim(name) for name in names}
@@ -273,57 +272,16 @@ def write_graph(graph: Graph, path: Path) -> None:
             dynamo=True,
             verbose=False,
         )
-        program.save(path, external_data=False)
+    proto = program.model_proto
+    remove_metadata(proto.graph)
+    onnx.save(proto, path)
 
 
-def quantise(source: Path, target: Path, eight_bits: bool) -> None:
-    """Weights of every matrix product in 8 bits, of which 7 are used unless all are asked for.
-
-    There is a scale for every output channel; activations are scaled as they come.
-    """
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(source)
-    transpose_weights(model.graph)
-    del model.graph.value_info[:]  # the quantiser transposes some weights, but not what is told of their shapes
-    with quiet():
-        quantize_dynamic(
-            model,
-            target,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=not eight_bits,
-            weight_type=QuantType.QInt8,
-        )
-
-
-def transpose_weights(graph: Any) -> None:
-    """Weights that a graph transposes become transposed weights: the quantiser looks for weights, not for computations.
-
-    They occur where a matrix is used twice, as the embedding is by a `mixed` transition that predicts and embeds.
-    """
-    from onnx import numpy_helper
-
-    weights = {weight.name: weight for weight in graph.initializer}
-    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
-        order = next((list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"), None)
-        transposed = numpy_helper.to_array(weights[node.input[0]]).transpose(order)
-        graph.initializer.append(numpy_helper.from_array(transposed.copy(), node.output[0]))
-        graph.node.remove(node)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """The exporter and the quantiser tell of packages they miss and steps they would take; none of it is the user's."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+def remove_metadata(graph: Any) -> None:
+    """Remove what the exporter notes about the origin of nodes: 80 % of a graph without its weights."""
+    for part in (graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
 
 
 def check_packages() -> None:
@@ -378,14 +336,17 @@ def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: 
             quantise(path, folder / path.name, eight_bits)
         else:
             shutil.copy(path, folder)
+        if precision == "int8" and path.stem in EMBEDDING_TOKENS:
+            quantise_embedding(folder / path.name, folder / path.name)
     if has_sentence_graph(model.config):
-        join_parts(folder, folder / "sentence.onnx", repeats=model.config.refinement != "stacked")
+        join_parts(folder, folder / "sentence.onnx", repeats=model.config.seeks_equilibrium)
         for part in PARTS:
             (folder / f"{part}.onnx").unlink()
+    share_weights(folder)
     # Not save_pretrained, which would add the code of the model: there are no weights here for it to load.
     model.config.to_json_file(folder / "config.json", use_diff=False)
     options = copy.deepcopy(model.generation_config)
-    if precision == "int8" and model.config.refinement != "stacked":
+    if precision == "int8" and model.config.seeks_equilibrium:
         options.tol = max(INT8_TOL, model.config.tol if options.tol is None else options.tol)
     options.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

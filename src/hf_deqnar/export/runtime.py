@@ -1,7 +1,7 @@
 """Solving with exported graphs: `DeqNarOnnxModel` has the `generate` of the model it was exported from.
 
-The code that drives it is the model's own: `DeqNarGenerationMixin` lays out canvases and reads texts, `RefinementMixin`
-solves with `fixed_point.solve`. Here is only what they call: reading a source, injecting a canvas, f(z), the head.
+`DeqNarGenerationMixin` and `RefinementMixin` are used as they are in torch. This module replaces what they call:
+encoding a source, injecting a canvas, evaluating f(z) and projecting to the vocabulary.
 """
 
 import re
@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ..alignment import prefix_beam_of_sentence
-from ..configuration_deqnar import DeqNarConfig
-from ..fixed_point import FixedPoint
-from ..generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
-from ..ngrams_deqnar import LEAST_CHANCE, Ngrams
-from ..refinement_deqnar import RefinementMixin, Source
-from ..shortlist_deqnar import Shortlist, Words
-from ..transition_deqnar import BoundTransition, Context
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.ctc import prefix_beam_of_sentence
+from ..models.deqnar.fixed_point import FixedPoint
+from ..models.deqnar.generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
+from ..models.deqnar.ngrams import MIN_PROB, Ngrams
+from ..models.deqnar.refinement_deqnar import Canvas, RefinementMixin, Source
+from ..models.deqnar.shortlist import Shortlist, Words
+from ..models.deqnar.transition_deqnar import BoundTransition, Context, Observer, transition_class
 from .manifest import NGRAMS, SHORTLIST, read_manifest
 from .sentence import CANDIDATES, NO_RESIDUAL, WIDEST_BEAM
 
@@ -85,11 +85,12 @@ class Session:
 
 
 class OnnxTransition(nn.Module):
-    """f(z) as a graph; for the rest of the house it is a transition like those in `transition_deqnar`."""
+    """f(z) as a graph, with the interface of the transitions in `transition_deqnar`."""
 
-    def __init__(self, graph: Session, feedback: Session | None) -> None:
+    def __init__(self, config: DeqNarConfig, graph: Session, feedback: Session | None) -> None:
         super().__init__()
         self.graph, self.feedback = graph, feedback
+        self.solve = transition_class(config).solve
 
     @cached_property
     def chooses(self) -> bool:
@@ -97,17 +98,14 @@ class OnnxTransition(nn.Module):
         return "words" in self.graph.inputs
 
     def features(self, state: Tensor, context: Context) -> Tensor:
-        """F(z + u, x) of an explicit model; f(z) of all others, whose state is what tokens are read from."""
+        """F(z + u, x) of an explicit model; f(z) of all others, whose tokens are read from the state."""
         inputs = {"state": state, "injection": context.injection}
-        inputs |= {"canvas_mask": context.canvas_mask, "memory_mask": context.memory_mask}
-        for layer, (key, value) in enumerate(context.memory):
+        inputs |= {"canvas_mask": context.canvas_mask, "memory_mask": context.source_mask}
+        for layer, (key, value) in enumerate(context.keys_values):
             inputs |= {f"key_{layer}": key, f"value_{layer}": value}
         if self.chooses:
             inputs |= named(context.words)
-        features = self.graph(inputs)[0]
-        if self.feedback is not None:
-            context.latest["features"] = features
-        return features
+        return self.graph(inputs)[0]
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
         if self.feedback is None:
@@ -142,7 +140,7 @@ class OnnxCore(nn.Module, RefinementMixin):
         self.shortlist, self.ngrams = shortlist, ngrams
         self.config, self.limits, self.alone = config, limits, alone
         self.source, self.canvas = sessions["source"], sessions["canvas"]
-        self.transition = OnnxTransition(sessions["transition"], sessions.get("feedback"))
+        self.transition = OnnxTransition(config, sessions["transition"], sessions.get("feedback"))
         self.predictor = sessions.get("input_head")
         self.input_head = None if self.predictor is None else self.predict_input
         self.train(False)
@@ -161,7 +159,9 @@ class OnnxCore(nn.Module, RefinementMixin):
             )
         return mask
 
-    def read_source(self, input_ids: Tensor, source_mask: Tensor) -> Source:
+    def prepare(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, shortlist: bool = False) -> Source:
+        """Encode the source; each sentence by itself if the graphs are quantised."""
+        source_mask = self.check_source(input_ids, attention_mask, None)
         lengths = source_mask.sum(dim=1).tolist()
         groups = [(slice(row, row + 1), length) for row, length in enumerate(lengths)]
         groups = groups if self.alone else [(slice(None), max(lengths))]
@@ -170,71 +170,62 @@ class OnnxCore(nn.Module, RefinementMixin):
             for rows, length in groups
         ]
         stacked = (stack_padded(several) for several in zip(*parts, strict=True))
-        named = dict(zip(self.source.outputs, stacked, strict=True))
-        layers = sum(name.startswith("key_") for name in named)
-        projected = [(named[f"key_{layer}"], named[f"value_{layer}"]) for layer in range(layers)]
-        return Source(named.get("memory"), projected, named.get("length_logits"))
+        outputs = dict(zip(self.source.outputs, stacked, strict=True))
+        layers = sum(name.startswith("key_") for name in outputs)
+        keys_values = [(outputs[f"key_{layer}"], outputs[f"value_{layer}"]) for layer in range(layers)]
+        words = self._words(input_ids, source_mask, shortlist)
+        source_mask = source_mask[:, : keys_values[0][0].shape[2]]
+        return Source(source_mask, outputs.get("memory"), keys_values, outputs.get("length_logits"), words=words)
 
-    def bind(
-        self,
-        canvas: Tensor,
-        canvas_mask: Tensor,
-        memory: Tensor | None,
-        source_mask: Tensor,
-        projected: list[tuple[Tensor, Tensor]],
-        words: Words | None = None,
-    ) -> BoundTransition:
+    def _words(self, input_ids: Tensor, source_mask: Tensor, shortlist: bool) -> Words | None:
+        """The shortlist; the graphs of a model that has one always need it, so it may be the whole vocabulary."""
+        if self.shortlist is None:
+            return None
+        words = self.shortlist(input_ids, source_mask) if shortlist else self.shortlist.whole_vocabulary()
+        if words.outside is None:
+            words.outside = torch.zeros(len(input_ids), 1, len(words.tokens), dtype=torch.bool)
+        return words
+
+    def bind(self, source: Source, canvas: Canvas) -> BoundTransition:
         """The transition as a function of the state alone."""
-        source_mask = source_mask[:, : projected[0][0].shape[2]]
-        inputs = {"canvas": canvas}
-        if memory is not None:
-            inputs |= {"canvas_mask": canvas_mask, "memory": memory, "source_mask": source_mask}
+        inputs = {"canvas": canvas.tokens}
+        if source.encoder_states is not None:
+            inputs |= {"canvas_mask": canvas.mask, "memory": source.encoder_states, "source_mask": source.mask}
         context = Context(
             injection=self.canvas(inputs)[0],
-            canvas_mask=additive(canvas_mask),
-            memory=projected,
-            memory_mask=additive(source_mask),
-            source_lengths=source_mask.sum(dim=1),
-            kept=None,
+            canvas_mask=additive(canvas.mask),
+            keys_values=source.keys_values,
+            source_mask=additive(source.mask),
+            source_lengths=source.lengths,
+            dropout_masks=None,
             embedding=None,
             scale=1.0,
-            words=words,
+            words=source.words,
         )
         return BoundTransition(self.transition, context)
 
-    def refine(
-        self,
-        bound: BoundTransition,
-        canvas_mask: Tensor,
-        *,
-        max_nfe: int | None = None,
-        tol: float | None = None,
-        solver: str | None = None,
-        observe: Callable | None = None,
+    def solve(
+        self, source: Source, canvas: Canvas, *, observe_features: Observer | None = None, **options: Any
     ) -> FixedPoint:
-        """Solve z = f(z), as in torch."""
-        options = {"max_nfe": max_nfe, "tol": tol, "solver": solver}
-        if not self.alone or len(canvas_mask) == 1:
-            return super().refine(bound, canvas_mask, observe=observe, **options)
+        """Solve z = f(z); each sentence by itself if the graphs are quantised."""
+        if not self.alone or len(canvas.mask) == 1:
+            return super().solve(source, canvas, observe_features=observe_features, **options)
         found = []
-        for row, length in enumerate(canvas_mask.sum(dim=1).tolist()):
-            narrowed = bound.select(torch.tensor([row])).trim(length)
-            if narrowed.context.words is not None:
-                narrowed.context.words = bound.context.words.of_row(row)
-            watch = None if observe is None else partial(observe_row, observe, row)
-            found.append(super().refine(narrowed, canvas_mask[row : row + 1, :length], observe=watch, **options))
-        joined = join(found)
-        bound.context.latest["features"] = joined.value  # of all rows, not of the last
-        return joined
+        for row, (tokens, positions) in enumerate(zip(source.lengths.tolist(), canvas.lengths.tolist(), strict=True)):
+            one_canvas = Canvas(canvas.tokens[row : row + 1, :positions], canvas.mask[row : row + 1, :positions])
+            observer = None if observe_features is None else partial(observe_row, observe_features, row)
+            one = source.row(row, tokens)
+            found.append(super().solve(one, one_canvas, observe_features=observer, **options))
+        return join(found)
 
 
 def observe_row(observe: Callable, row: int, rows: Tensor, value: Tensor, residual: Tensor | None) -> Tensor | None:
-    """An observer of the whole batch is told of one row of it."""
+    """Call an observer of the batch for one row of it."""
     return observe(rows + row, value, residual)
 
 
 def join(found: list[FixedPoint]) -> FixedPoint:
-    """What was found for single rows as what was found for a batch."""
+    """The results of single rows as the result of a batch."""
     solved = found[0].residual is not None
     return FixedPoint(
         state=stack_padded([one.state for one in found]),
@@ -329,15 +320,6 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             raise ValueError(f"An ONNX export runs on the CPU, not on {device}; use the model in torch there.")
         return self
 
-    def _words(self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig) -> Words | None:
-        """As in torch; but the graphs of a model with a shortlist are always told what to choose among."""
-        words = super()._words(input_ids, source_mask, settings)
-        if words is None and self.model.shortlist is not None:
-            words = self.model.shortlist.whole_vocabulary()
-        if words is not None and words.outside is None:
-            words.outside = torch.zeros(len(input_ids), 1, len(words.tokens), dtype=torch.bool)
-        return words
-
     def _translate(
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
     ) -> dict[str, Any]:
@@ -363,7 +345,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         if self.sentence is None or more or watched or settings.reranker is not None:
             return None
         solve = self.model.solver_options(settings.max_nfe, settings.tol, settings.solver)
-        if self.config.refinement == "stacked":
+        if not self.config.seeks_equilibrium:
             return {}
         if solve["damping"] != 1 or not (solve["solver"] == "picard" or solve["max_nfe"] <= 2):
             return None
@@ -379,7 +361,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         """Its tokens; None if the residual has not fallen in every evaluation, and the solver should look after it."""
         inputs, words = {"input_ids": source, **options}, None
         if self.model.shortlist is not None:
-            words = super()._words(source, mask, settings) or self.model.shortlist.whole_vocabulary()
+            words = self.model._words(source, mask, settings.shortlist is not False)
             inputs["words"] = words.tokens
         searched = settings.ctc_beam_size > 1
         if searched and words is not None and len(words.tokens) < CANDIDATES:
@@ -413,7 +395,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             settings.ctc_beam_size,
             added,
             settings.token_bonus,
-            0.0 if fluency is None else LEAST_CHANCE,
+            0.0 if fluency is None else MIN_PROB,
         )
         if max(len(text) for text, _ in texts) > settings.max_length:
             return None

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
-from ..shortlist_deqnar import Words, never_written
-from ..transition_deqnar import Context
+from ..models.deqnar.lengths import LENGTH_MODELS
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+from ..models.deqnar.shortlist import Words, never_written
+from ..models.deqnar.transition_deqnar import Context, transition_class
 
 PARTS = ("opening", "step", "reading")
 READ = ["tokens", "log_probabilities", "candidates"]
@@ -30,7 +31,7 @@ CANDIDATES = 2 * WIDEST_BEAM + 1  # at every position, the blank among them
 
 def has_sentence_graph(config: Any) -> bool:
     """Whether a canvas is as long as its source says, and the state is what tokens are read from."""
-    return config.length == "ctc" and config.refinement != "explicit"
+    return LENGTH_MODELS[config.length].has_own_alignment and transition_class(config).state_is_features
 
 
 class OpeningGraph(nn.Module):
@@ -42,13 +43,12 @@ class OpeningGraph(nn.Module):
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         core = self.core
-        memory = core.encoder(core.embed(input_ids, core.source_positions), None, None)
-        seen = memory if core.latent_head is None else core.latent_head(memory, None, None, None)[0]
+        source = core.encode_source(input_ids, None)
         shape = (1, input_ids.shape[1] * core.config.ctc_upsampling)
         canvas = torch.full(shape, core.config.mask_token_id, dtype=torch.long)
         canvas_mask, source_mask = (torch.ones_like(tokens, dtype=torch.bool) for tokens in (canvas, input_ids))
-        injection = core.inject(canvas, canvas_mask, seen, source_mask)
-        return (torch.zeros_like(injection), injection, *(part for pair in core.project(seen) for part in pair))
+        injection = core.inject(canvas, canvas_mask, source.encoder_states, source_mask)
+        return (torch.zeros_like(injection), injection, *(part for pair in source.keys_values for part in pair))
 
 
 class StepGraph(nn.Module):

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..alignment import full_precision
-from ..configuration_deqnar import DeqNarConfig
-from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..scoring_deqnar import check_scorer, check_width
-from ..shortlist_deqnar import never_written
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.ctc import full_precision
+from ..models.deqnar.lengths import LENGTH_MODELS
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.reranking import check_scorer, check_width
+from ..models.deqnar.shortlist import never_written
 from .objective import Term
 
 # (logits, temperature, generator) → distributions over the vocabulary
@@ -157,19 +158,15 @@ class EnergyObjective:
         a cross-entropy. `energy` and `discrete_energy` (that of the tokens the student would write) are per sentence,
         as in the paper, and in nats.
         """
-        core, labels = model.model, batch["labels"]
-        source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
-        mask = core.check_labels(labels)
+        labels = batch["labels"]
+        mask = model.model.check_labels(labels)
         lengths = mask.sum(dim=1)
         if self.forbid_early_end:
             read = whole_sentences(read, model.config.eos_token_id)
-        found = core(  # without labels: a latent variable has its prior mean, as when the student writes
-            input_ids=batch["input_ids"],
-            attention_mask=source_mask,
-            decoder_input_ids=core.masked_canvas(lengths, labels.shape[1]),
-            max_nfe=max_nfe,
-        )
-        logits = full_precision(model.lm_head(found.last_hidden_state))
+        # Without labels: a latent variable has its prior mean, as when the student translates.
+        source = model.prepare(batch["input_ids"], batch.get("attention_mask"))
+        found = model.solve(source, model.lay_out(source, labels), max_nfe=max_nfe)
+        logits = full_precision(model.read(found))
         fed = OPERATORS[self.decoder_input](logits, self.temperature, generator)
         compared = OPERATORS[self.target](logits, self.temperature, generator)
         relaxed = energy(read, fed, compared, mask)
@@ -178,14 +175,15 @@ class EnergyObjective:
             discrete = energy(read, tokens, tokens, mask)
 
         rows = torch.tensor(len(labels), device=labels.device)
-        length_loss = core.length_head.loss(found.length_logits, source_mask.sum(dim=1), lengths)
+        length_loss = model.length_model.length_loss(model, source, lengths)
         terms = {
             "token_energy": Term(relaxed.sum(), lengths.sum(), weight=1.0),
             "energy": Term(relaxed.detach().sum(), rows),
             "discrete_energy": Term(discrete.sum(), rows),
-            "length": Term(length_loss * rows, rows, model.config.length_loss_factor),
         }
-        if model.config.refinement != "stacked":
+        if length_loss is not None:
+            terms["length"] = Term(length_loss * rows, rows, model.config.length_loss_factor)
+        if model.config.seeks_equilibrium:
             for name in ("nfe", "residual", "converged"):
                 terms[name] = Term(getattr(found, name).to(found.residual.dtype).sum(), rows)
         return terms
@@ -217,7 +215,7 @@ def written_tokens(logits: Tensor, config: DeqNarConfig) -> Tensor:
 
 def check_student(config: DeqNarConfig) -> None:
     """The teacher reads token sequences, which is what a canvas must hold."""
-    if config.length == "ctc":
+    if LENGTH_MODELS[config.length].has_own_alignment:
         raise ValueError(
             "Learning from an energy needs config.length = 'predict', but this is a CTC model: the teacher reads "
             "tokens, and a CTC canvas is a path with blanks and repetitions; start from a model that predicts lengths."
@@ -265,7 +263,7 @@ def decoder_embedding(teacher: Any) -> nn.Module:
     return (decoder if hasattr(decoder, "get_input_embeddings") else teacher).get_input_embeddings()
 
 
-def embed(embedding: nn.Module, sequence: Tensor) -> Tensor:
+def embed(embedding: Any, sequence: Tensor) -> Tensor:
     """Embeddings of token ids, or expected embeddings of distributions: rows × length × width."""
     if not sequence.is_floating_point():
         return embedding(sequence)

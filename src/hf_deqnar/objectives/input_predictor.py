@@ -1,10 +1,10 @@
-"""The input predictor: P(Z | X), which proxy input a model would choose if it had to (MPLE paper, appendix E.6).
+"""The input predictor P(Z | X): the probability of a proxy input given the source (MPLE paper, appendix E.6).
 
 P(z_i | X) = P(z_i is masked | X)                       where z_i is masked,
              (1 − P(z_i is masked | X)) · P(t_i | X)    where z_i = t_i.
 
-The first factor is read by `input_head` from the decoder's features of a canvas that is all `<mask>`; the second is
-what a model says about such a canvas.
+The first factor is predicted by `input_head` from the decoder's features on a fully masked canvas; the second is a
+model's prediction on that canvas.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,19 +16,20 @@ from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from ..alignment import full_precision
-from ..configuration_deqnar import DeqNarConfig
-from ..modeling_deqnar import DeqNarForConditionalGeneration, InputHead
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.ctc import full_precision
+from ..models.deqnar.losses_deqnar import cross_entropy_total
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, InputHead
+from ..models.deqnar.refinement_deqnar import Canvas
 from .inputs import masked
-from .objective import Objective, Proxy, Term, check_objective, unseen_features
-from .projection import cross_entropy_total
+from .objective import Objective, Proxy, Term, check_objective
 
 Batch = dict[str, Tensor]  # input_ids, attention_mask (optional) and labels
 
 
 @dataclass
 class Fit:
-    """How well an input predictor fits the inputs it was shown: −log P(z_i is masked or not | X) per position."""
+    """Mean of −log P(z_i is masked or not | X) over the positions, before and after fitting."""
 
     before: float
     after: float
@@ -43,35 +44,39 @@ def fit_input_predictor(
     steps: int = 100,
     seed: int = 0,
 ) -> Fit:
-    """Give a model an input predictor for an objective: min Σ −log P(z_i is masked or not | X), Z by the objective.
+    """Fit the input head of a model: min Σ_i −log P(z_i is masked or not | X), with Z sampled by the objective.
 
-    Only the head is changed. On frozen features it is a logistic regression, which is convex, so it is solved (L-BFGS)
-    and needs no learning rate; a unit Gaussian prior on its weights keeps a few sentences from being learned by heart.
+    Learns: which positions the objective masks; the other weights are not changed. On fixed features this is a logistic
+        regression, which is convex: L-BFGS solves it without a learning rate. A unit Gaussian prior on the weights
+        prevents overfitting to a few sentences.
+    Inputs: batches with `input_ids`, `labels` and optionally `attention_mask`; one Z is drawn for every sentence.
+    Requirements: an objective that reveals tokens.
+    Example: `fit_input_predictor(model, parse_objective("glat"), batches).after`.
+    Reference: MPLE paper, appendix E.6.
 
     Args:
-        batches: `input_ids`, `attention_mask` and `labels` each; one Z is drawn for every sentence in them.
-        steps: most steps of L-BFGS.
-        seed: of the draws.
+        steps: most iterations of L-BFGS.
+        seed: of the sampled inputs.
     """
     check_objective(objective, model.config)
     if objective.input is masked:
         raise ValueError(f"objective '{objective.name}' reveals nothing, so there is no input to predict.")
-    features, hidden = [], []
+    features, is_masked = [], []
     generator = torch.Generator(model.device).manual_seed(seed)
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         for batch in tqdm(batches, desc="fitting the input predictor", unit="batch", disable=None):
-            proxy = proxy_of(model, objective, batch, generator)
-            found = features_unseen(model, batch, proxy.canvas_mask)
-            features.append(full_precision(found[proxy.canvas_mask]))
-            hidden.append(~proxy.revealed[proxy.canvas_mask])
+            proxy = choose_final_proxy(model, objective, batch, generator)
+            batch_features = masked_features(model, batch, proxy.canvas)
+            features.append(full_precision(batch_features[proxy.canvas.mask]))
+            is_masked.append(~proxy.revealed[proxy.canvas.mask])
     if not features:
-        raise ValueError("The input predictor cannot be fitted without sentences; give some batches.")
-    head = give_input_head(model)
-    return _regress(head, torch.cat(features), torch.cat(hidden), steps)
+        raise ValueError("The input predictor cannot be fitted without sentences; give at least one batch.")
+    head = ensure_input_head(model)
+    return _fit_logistic_regression(head, torch.cat(features), torch.cat(is_masked), steps)
 
 
-def give_input_head(model: DeqNarForConditionalGeneration) -> InputHead:
-    """The model's input head; one that knows nothing yet is added, and saved with it, if there is none."""
+def ensure_input_head(model: DeqNarForConditionalGeneration) -> InputHead:
+    """The model's input head; if there is none, an untrained one is added and the configuration updated."""
     core = model.model
     if core.input_head is None:
         head = InputHead(model.config).to(core.device, core.dtype)
@@ -81,26 +86,26 @@ def give_input_head(model: DeqNarForConditionalGeneration) -> InputHead:
     return core.input_head
 
 
-def _regress(head: InputHead, features: Tensor, hidden: Tensor, steps: int) -> Fit:
-    """Logistic regression of `hidden` on features, positions × width, from where the head stands."""
-    answers = hidden.to(features.dtype)
+def _fit_logistic_regression(head: InputHead, features: Tensor, is_masked: Tensor, steps: int) -> Fit:
+    """Logistic regression of `is_masked`, (positions), on features, (positions, d_model), from the current weights."""
+    labels = is_masked.to(features.dtype)
     weight = head.weight.detach()[0].to(features.dtype).requires_grad_()
     bias = head.bias.detach()[0].to(features.dtype).requires_grad_()
 
-    def cost() -> Tensor:
-        return functional.binary_cross_entropy_with_logits(features @ weight + bias, answers)
+    def cross_entropy() -> Tensor:
+        return functional.binary_cross_entropy_with_logits(features @ weight + bias, labels)
 
-    def regularised() -> Tensor:
+    def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = cost() + 0.5 * weight.square().sum() / len(features)
+        loss = cross_entropy() + 0.5 * weight.square().sum() / len(features)
         loss.backward()
         return loss
 
     with torch.enable_grad():
         optimizer = torch.optim.LBFGS([weight, bias], max_iter=steps, line_search_fn="strong_wolfe")
-        before = cost().item()
-        optimizer.step(regularised)
-        after = cost().item()
+        before = cross_entropy().item()
+        optimizer.step(closure)
+        after = cross_entropy().item()
     with torch.no_grad():
         head.weight.copy_(weight[None])
         head.bias.copy_(bias[None])
@@ -116,60 +121,55 @@ def negative_log_probability(
     """−Σ_i log P(z_i | X), summed over a batch.
 
     Args:
-        vanilla: the model whose P(t_i | X) is meant, in the paper a frozen one that was trained with masked inputs; by
-            default the model itself.
+        vanilla: the model of P(t_i | X); in the paper a frozen one trained with masked inputs. None: `model` itself.
     """
-    features = features_unseen(model, batch, proxy.canvas_mask)
-    odds = full_precision(model.model.input_head(features))
+    features = masked_features(model, batch, proxy.canvas)
+    logits = full_precision(model.model.input_head(features))
     signs = torch.where(proxy.revealed, -1.0, 1.0)
-    chosen = -(functional.logsigmoid(signs * odds) * proxy.canvas_mask).sum()
+    mask_loss = -(functional.logsigmoid(signs * logits) * proxy.canvas.mask).sum()
     if vanilla is not None:
-        model, features = vanilla, features_unseen(vanilla, batch, proxy.canvas_mask)
-    tokens = cross_entropy_total(features[proxy.revealed], model.lm_head.weight, proxy.canvas[proxy.revealed])
-    return chosen + tokens
+        model, features = vanilla, masked_features(vanilla, batch, proxy.canvas)
+    revealed = proxy.revealed
+    token_loss = cross_entropy_total(features[revealed], model.lm_head.weight, proxy.canvas.tokens[revealed])
+    return mask_loss + token_loss
 
 
 def check_vanilla(config: DeqNarConfig, vanilla: DeqNarConfig) -> None:
-    """A model that stands in for P(t_i | X) must speak about the same tokens on the same canvas."""
+    """Refuse a model of P(t_i | X) with another vocabulary or another canvas."""
     for field in ("vocab_size", "mask_token_id", "blank_token_id", "pad_token_id", "length", "ctc_upsampling"):
         ours, theirs = getattr(config, field), getattr(vanilla, field)
-        if ours != theirs and (field != "ctc_upsampling" or config.length == "ctc"):
+        if ours != theirs and (field != "ctc_upsampling" or config.max_source_length != vanilla.max_source_length):
             raise ValueError(
                 f"The vanilla model has {field}={theirs} but the model has {ours}; train it with the same tokenizer "
                 "and kind of length."
             )
 
 
-def proxy_of(
+def choose_final_proxy(
     model: DeqNarForConditionalGeneration,
     objective: Objective,
     batch: Batch,
     generator: torch.Generator,
     terms: dict[str, Term] | None = None,
 ) -> Proxy:
-    """T and Z as the objective chooses them at the end of training; see `Objective.choose_proxy`."""
-    source_mask = model.model.check_source(batch["input_ids"], batch.get("attention_mask"), None)
-    memory = model.model.encode(batch["input_ids"], source_mask)
-    return objective.choose_proxy(model, memory, source_mask, batch["labels"], 1.0, generator, terms=terms)
+    """T and Z as the objective chooses them at the end of training (progress 1); see `Objective.choose_proxy`."""
+    source = model.prepare(batch["input_ids"], batch.get("attention_mask"))
+    return objective.choose_proxy(model, source, batch["labels"], 1.0, generator, terms=terms)
 
 
-def features_unseen(model: DeqNarForConditionalGeneration, batch: Batch, canvas_mask: Tensor) -> Tensor:
-    """The decoder's features of X and a canvas of the given lengths, all `<mask>`: what P(Z | X) may look at.
+def masked_features(model: DeqNarForConditionalGeneration, batch: Batch, canvas: Canvas) -> Tensor:
+    """Features on a fully masked canvas of the same lengths, (batch, canvas, d_model).
 
-    A proxy's encoder states will not do: its latent variables have seen the target.
+    The source is prepared again, because the latent variables of a proxy depend on the target, and P(Z | X) must not.
     """
-    core = model.model
-    source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
-    seen = core.encode(batch["input_ids"], source_mask)
-    if core.latent_head is not None:
-        seen, _ = core.latent_head(seen, source_mask, None, None)
-    canvas = core.masked_canvas(canvas_mask.sum(dim=1), canvas_mask.shape[1])
-    return unseen_features(model, canvas, canvas_mask, seen, source_mask)
+    source = model.prepare(batch["input_ids"], batch.get("attention_mask"))
+    masked = torch.where(canvas.mask, model.config.mask_token_id, model.config.pad_token_id)
+    return model.solve(source, model.lay_out(source, tokens=masked)).value
 
 
 @contextmanager
-def evaluating(*models: torch.nn.Module | None) -> Iterator[None]:
-    """Models in evaluation mode, and afterwards as they were."""
+def eval_mode(*models: torch.nn.Module | None) -> Iterator[None]:
+    """Put models into evaluation mode, and restore their mode afterwards."""
     training = [model for model in models if model is not None and model.training]
     for model in training:
         model.eval()

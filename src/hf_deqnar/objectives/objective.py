@@ -1,4 +1,4 @@
-"""An objective: proxy target × proxy input × likelihood, and the terms that keep equilibria easy to reach.
+"""Training objectives: proxy target × proxy input × likelihood, and regularisers of the equilibrium.
 
 objective = parse_objective("ctc+glat")
 terms = objective(model, batch, progress=step / total)
@@ -8,69 +8,89 @@ terms["loss"].backward()
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..alignment import viterbi_path
-from ..configuration_deqnar import DeqNarConfig
-from ..fixed_point import FixedPoint
-from ..landscape import RandomState, initial_condition_loss, jacobian_penalty, mixed_initial_state, random_budget
-from ..modeling_deqnar import DeqNarForConditionalGeneration
-from ..transition_deqnar import BoundTransition
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.fixed_point import FixedPoint
+from ..models.deqnar.lengths import LENGTH_MODELS
+from ..models.deqnar.losses_deqnar import OwnWords, Targets, TargetScores, score_targets
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.refinement_deqnar import Canvas, Source
+from ..models.deqnar.stability import (
+    RandomState,
+    initial_condition_loss,
+    jacobian_penalty,
+    mixed_initial_state,
+    random_budget,
+)
 from .inputs import INPUTS, Prediction, ProxyInput, masked, needs_prediction
-from .likelihood import LIKELIHOODS, Likelihood, Question, sentence_losses
-from .projection import OwnWords, Reading, read
-from .targets import TARGETS, ProxyTarget, choose_candidates, dynamically_distilled, reference
+from .targets import (
+    TARGETS,
+    ProxyTarget,
+    aligned,
+    choose_candidates,
+    dynamically_distilled,
+    order_agnostic,
+    reference,
+)
 
-# Counts that terms are divided by → what they are to be divided by; processes that share a batch add theirs here.
-Share = Callable[[Tensor], Tensor]
+# The counts of a process's part of a batch → the counts that its terms are divided by, over all processes.
+ReduceCounts = Callable[[Tensor], Tensor]
 
 
 @dataclass
 class Term:
-    """One term of a loss: a sum over many things, how many they are, and its weight in the loss."""
+    """One term of a loss: a sum, the number of items in it, and the weight of their mean in the loss."""
 
     total: Tensor
     count: Tensor
-    weight: float = 0.0
+    weight: float = 0.0  # 0: logged only
 
 
 @dataclass
 class Proxy:
-    """The proxy target and input that were chosen for a batch, and what the decoder is shown of the source."""
+    """Proxy target and proxy input of a batch."""
 
-    labels: Tensor  # rows, length: T; −100 at padding
-    revealed: Tensor  # rows, canvas: where the canvas shows a token
-    canvas: Tensor  # rows, canvas: Z
-    canvas_mask: Tensor  # rows, canvas
-    seen: Tensor  # rows, source, width: the encoder states, with latents if there are any
-    projected: list[tuple[Tensor, Tensor]]  # their keys and values, for every solve of this batch
-    chances: Tensor | None = None  # rows, canvas: P(t_i | X) from a masked canvas, where the model was asked
-    errors: Tensor | None = None  # rows, canvas: where the model, asked so, was wrong
+    source: Source  # with latent variables of the posterior, if the model has them
+    labels: Tensor  # (batch, length): T; −100 at padding
+    canvas: Canvas  # Z
+    revealed: Tensor  # (batch, canvas): positions with a revealed token
+    target_probs: Tensor | None = None  # (batch, canvas): P(t_i | X) on a masked canvas, if it was computed
+    errors: Tensor | None = None  # (batch, canvas): positions where the prediction on a masked canvas was wrong
 
 
 @dataclass
 class Objective:
-    """What is learned, as three choices, and how the dynamics are controlled (DEQNAR equation 6).
+    """L = −log P(T | Z, X) + λ_len·ℓ_len + λ_corr·ℓ_corr + λ_init·ℓ_init + λ_jac·ℓ_jac.
+
+    Learns: the proxy target T from the source X and the proxy input Z, with an equilibrium that is easy to reach.
+    Inputs: batches with `input_ids`, `labels` (−100 at padding) and optionally `attention_mask`; for Dynamic KD also
+        `candidates` and `similarity`.
+    Requirements: the likelihood must be that of the model's length model (`check_objective`).
+    Example: `parse_objective("ctc+glat", correction=0.5)(model, batch)["loss"]`.
+    Reference: MPLE paper, section 3 (T, Z and the likelihood); DEQNAR, appendix B.2, equations 5 and 6 (dynamics
+        control); TorchDEQ (Jacobian penalty).
 
     Attributes:
-        correction: weight of the loss at one random state of the path (stochastic dynamic correction).
+        correction: λ_corr, the weight of the loss at one random state of the path (stochastic dynamic correction).
         correction_share: share of the rows for which that loss is computed, chosen at random.
-        initial: weight of the distance between the first evaluation and the equilibrium.
-        jacobian: weight of the Jacobian penalty.
-        random_nfe: solve with a random number of evaluations, 1 to the model's `max_nfe`.
+        initial: λ_init, the weight of the distance between the first evaluation and the equilibrium.
+        jacobian: λ_jac, the weight of the Jacobian penalty.
+        random_nfe: solve with a random number of evaluations, from 1 to the model's `max_nfe`.
         noisy_start: share of the rows whose solve starts from noise instead of zeros.
-        glance_nfe: most evaluations of the solve that only finds out what the model says unseen; those of any other
-            solve if None. A few are enough to see which words are wrong.
-        gamma, beta: of Dynamic KD; one γ per candidate. The defaults are those of the paper for teachers of the sizes
-            tiny, small, base and big, and the raw target.
+        glance_nfe: most evaluations of the solve that predicts on a masked canvas; `max_nfe` if None. A few evaluations
+            are enough to find the wrong tokens.
+        gamma, beta: of Dynamic KD; one γ per candidate. The defaults are those of the MPLE paper, appendix F, for
+            teachers of the sizes tiny, small, base and big, and the raw target.
     """
 
     name: str
     target: ProxyTarget
     input: ProxyInput
-    likelihood: Likelihood
+    likelihood: str
     label_smoothing: float = 0.0
     correction: float = 0.0
     correction_share: float = 1.0
@@ -90,16 +110,16 @@ class Objective:
         generator: torch.Generator | None = None,
         *,
         max_nfe: int | None = None,
-        share: Share | None = None,
+        reduce_counts: ReduceCounts | None = None,
     ) -> dict[str, Tensor]:
-        """The loss to minimise, and every term of it for the log.
+        """The loss, and the mean of every term by name.
 
         Args:
-            progress: share of training that is done; some choices change with it.
-            max_nfe: most evaluations of the solve; the model's own if not given.
-            share: see `Share`; by default the batch is all there is.
+            progress: training progress from 0 to 1, for proxy targets and inputs with a schedule.
+            max_nfe: most evaluations of the solve; `config.max_nfe` if None.
+            reduce_counts: see `ReduceCounts`; None for a single process.
         """
-        return combine(self.terms(model, batch, progress, generator, max_nfe=max_nfe), share)
+        return combine(self.terms(model, batch, progress, generator, max_nfe=max_nfe), reduce_counts)
 
     def terms(
         self,
@@ -110,34 +130,32 @@ class Objective:
         *,
         max_nfe: int | None = None,
     ) -> dict[str, Term]:
-        """The terms of the loss before they are divided and added."""
-        core, config = model.model, model.config
-        source_mask = core.check_source(batch["input_ids"], batch.get("attention_mask"), None)
-        memory = core.encode(batch["input_ids"], source_mask)
+        """The terms of the loss, as sums and counts."""
+        source = model.prepare(batch["input_ids"], batch.get("attention_mask"))
         labels = batch["labels"]
         if self.target is dynamically_distilled and "candidates" in batch:  # validation data has none
-            labels = self._choose(model, batch, memory, source_mask, max_nfe)
+            labels = self._choose_candidate(model, batch, source, max_nfe)
         terms: dict[str, Term] = {}
-        proxy = self.choose_proxy(model, memory, source_mask, labels, progress, generator, max_nfe, terms)
-        question = Question(
-            proxy.labels, proxy.revealed, proxy.canvas_mask, config.blank_token_id, self.label_smoothing
-        )
+        proxy = self.choose_proxy(model, source, labels, progress, generator, max_nfe, terms)
+        targets = Targets(proxy.labels, proxy.canvas.mask, proxy.revealed, self.label_smoothing)
 
-        bound = core.bind(proxy.canvas, proxy.canvas_mask, proxy.seen, source_mask, proxy.projected)
-        equilibrium_seeking = config.refinement != "stacked"
-        path = RandomState(bound.context.injection, generator) if self.correction and equilibrium_seeking else None
-        if self.random_nfe and equilibrium_seeking:
-            max_nfe = random_budget(max_nfe or config.max_nfe, generator)
-        start = None
-        if self.noisy_start and equilibrium_seeking:
-            start = mixed_initial_state(torch.zeros_like(bound.context.injection), self.noisy_start, generator)
-        found = core.refine(bound, proxy.canvas_mask, initial_state=start, max_nfe=max_nfe, observe=path)
+        config = model.config
+        path = start = None
+        if config.seeks_equilibrium:
+            path = RandomState(generator) if self.correction else None
+            if self.random_nfe:
+                max_nfe = random_budget(max_nfe or config.max_nfe, generator)
+            if self.noisy_start:
+                assert source.encoder_states is not None
+                zeros = source.encoder_states.new_zeros(*proxy.canvas.tokens.shape, config.d_model)
+                start = mixed_initial_state(zeros, self.noisy_start, generator)
+        found = model.solve(proxy.source, proxy.canvas, initial_state=start, max_nfe=max_nfe, observe=path)
 
-        terms["nat"] = Term(*self.likelihood(found.value, model.lm_head.weight, question), weight=1.0)
-        if equilibrium_seeking:
+        terms["nat"] = Term(*model.length_model.loss(model, found.value, targets), weight=1.0)
+        if config.seeks_equilibrium:
             if path is not None:
-                terms["correction"] = self._correct(model, bound, path, question, generator)
-            terms |= self._smooth(bound, proxy.canvas_mask, found)
+                terms["correction"] = self._correction_term(model, found, path, targets, generator)
+            terms |= self._regularisers(found, proxy.canvas.mask)
             rows = torch.tensor(len(labels), device=labels.device)
             for name in ("nfe", "residual", "converged"):
                 terms[name] = Term(getattr(found, name).to(found.residual.dtype).sum(), rows)
@@ -146,178 +164,152 @@ class Objective:
     def choose_proxy(
         self,
         model: DeqNarForConditionalGeneration,
-        memory: Tensor,
-        source_mask: Tensor,
+        source: Source,
         labels: Tensor,
         progress: float = 0.0,
         generator: torch.Generator | None = None,
         max_nfe: int | None = None,
         terms: dict[str, Term] | None = None,
     ) -> Proxy:
-        """Choose T and Z for a batch; the terms of length and latents that come with T are added to `terms`."""
-        core, config = model.model, model.config
-        terms = {} if terms is None else terms
-        label_mask = core.check_labels(labels)
-        lengths = label_mask.sum(dim=1)
-        seen = memory
-        if core.length_head is not None:
-            loss = core.length_head.loss(core.length_head(memory, source_mask), source_mask.sum(dim=1), lengths)
-            rows = torch.tensor(len(labels), device=labels.device)
-            terms["length"] = Term(loss * rows, rows, config.length_loss_factor)
-        if core.latent_head is not None:
-            seen, divergence = core.latent_head(memory, source_mask, core.embed(labels.clamp_min(0)), label_mask)
-            terms["latent"] = Term(divergence.sum(), lengths.sum(), config.latent_kl_factor)
+        """Choose T and Z for a batch.
 
-        canvas_lengths = core.canvas_lengths(source_mask, labels, None)
-        blank_canvas = core.masked_canvas(canvas_lengths, labels.shape[1] if config.length == "predict" else None)
-        canvas_mask = core.check_canvas(blank_canvas, None)
-        projected = core.project(seen)
-        if not self.looks_first(config):
-            written = blank_canvas if config.length == "ctc" else labels.clamp_min(0)
-            revealed = self.input(written, canvas_mask, None, progress, generator)
-            return Proxy(labels, revealed, torch.where(revealed, written, blank_canvas), canvas_mask, seen, projected)
+        Args:
+            source: prepared without labels.
+            terms: the length loss and the latent KL are added to it.
+        """
+        config, lengths = model.config, model.length_model
+        terms = {} if terms is None else terms
+        target_lengths = model.model.check_labels(labels).sum(dim=1)
+        rows = torch.tensor(len(labels), device=labels.device)
+        length_loss = lengths.length_loss(model, source, target_lengths)
+        if length_loss is not None:
+            terms["length"] = Term(length_loss * rows, rows, config.length_loss_factor)
+        source = model.model.with_latents(source, labels)
+        if source.latent_kl is not None:
+            terms["latent"] = Term(source.latent_kl.sum(), target_lengths.sum(), config.latent_kl_factor)
+
+        masked_canvas = model.lay_out(source, labels)
+        mask = masked_canvas.mask
+        if not self.needs_masked_prediction(config):
+            tokens = lengths.unaligned(labels, masked_canvas.tokens)
+            revealed = self.input(tokens, mask, None, progress, generator)
+            return Proxy(source, labels, masked_canvas.reveal(revealed, tokens), revealed)
 
         own = OwnWords.of(labels, config.blank_token_id)
         if self.glance_nfe is not None:
             max_nfe = min(self.glance_nfe, config.max_nfe if max_nfe is None else max_nfe)
-        reading = read_unseen(model, blank_canvas, canvas_mask, seen, source_mask, own.words, max_nfe, projected)
-        places = self.target(own.labels, lengths, reading.log_probabilities, 0, progress)
-        labels = own.tokens(places)
-        if config.length == "ctc":  # the target position by position: its likeliest path
-            places, _ = viterbi_path(reading.log_probabilities, places, canvas_lengths, lengths, 0)
-        places = places.clamp_min(0)
-        written = own.tokens(places)
-        chances = reading.log_probabilities.gather(2, places[:, :, None])[:, :, 0].exp()
-        revealed = self.input(written, canvas_mask, Prediction(reading.tokens, chances), progress, generator)
-        canvas = torch.where(revealed, written, blank_canvas)
-        errors = (reading.tokens != written) & canvas_mask
-        return Proxy(labels, revealed, canvas, canvas_mask, seen, projected, chances, errors)
+        scores = predict_masked(model, source, masked_canvas, own, max_nfe)
+        own_labels = self.target(own.labels, target_lengths, scores.log_probs, 0, progress)
+        labels = own.tokens(own_labels)
+        alignment = lengths.align(scores, own_labels, masked_canvas.lengths, target_lengths).clamp_min(0)
+        tokens = own.tokens(alignment)
+        target_probs = scores.log_probs.gather(2, alignment[:, :, None])[:, :, 0].exp()
+        revealed = self.input(tokens, mask, Prediction(scores.tokens, target_probs), progress, generator)
+        errors = (scores.tokens != tokens) & mask
+        return Proxy(source, labels, masked_canvas.reveal(revealed, tokens), revealed, target_probs, errors)
 
     @torch.no_grad()
-    def _choose(
+    def _choose_candidate(
         self,
         model: DeqNarForConditionalGeneration,
         batch: dict[str, Tensor],
-        memory: Tensor,
-        source_mask: Tensor,
+        source: Source,
         max_nfe: int | None = None,
     ) -> Tensor:
-        """The candidate of every row that is easy to say and near the others.
+        """The labels of the candidate that `choose_candidates` selects for every row.
 
-        The batch holds `candidates` (rows × candidates × length, −100 at padding) and `similarity` (see
-        `choose_candidates`).
+        The batch has `candidates`, (batch, candidates, length) with −100 at padding, and `similarity`.
         """
-        core, config = model.model, model.config
         candidates = batch["candidates"]
         if candidates.shape[1] != len(self.gamma):
             raise ValueError(
                 f"There are {candidates.shape[1]} candidates per sentence but gamma has {len(self.gamma)} weights; "
-                "give one for each."
+                "give one weight per candidate."
             )
-        seen = memory
-        if core.latent_head is not None:
-            seen, _ = core.latent_head(memory, source_mask, None, None)
-        losses, features = [], None
+        losses: list[Tensor] = []
+        features: Tensor
+        previous: Canvas | None = None
         for labels in candidates.unbind(dim=1):
-            core.check_labels(labels)
-            if features is None or config.length == "predict":  # a CTC canvas is the same for all
-                lengths = core.canvas_lengths(source_mask, labels, None)
-                canvas = core.masked_canvas(lengths, labels.shape[1] if config.length == "predict" else None)
-                canvas_mask = core.check_canvas(canvas, None)
-                features = unseen_features(model, canvas, canvas_mask, seen, source_mask, max_nfe)
-            own = OwnWords.of(labels, config.blank_token_id)
-            reading = read(features, canvas_mask, model.lm_head.weight, own.words)
+            model.model.check_labels(labels)
+            canvas = model.lay_out(source, labels)
+            if previous is None or not torch.equal(previous.tokens, canvas.tokens):  # CTC: one canvas for all
+                features, previous = model.solve(source, canvas, max_nfe=max_nfe).value, canvas
+            own = OwnWords.of(labels, model.config.blank_token_id)
+            scores = score_targets(features, canvas.mask, model.lm_head.weight, own.words)
             tokens = (labels >= 0).sum(dim=1)
-            losses.append(sentence_losses(reading, own, canvas_mask, config.length == "ctc") / tokens)
+            losses.append(model.length_model.sentence_losses(scores, own, canvas.mask) / tokens)
         gamma = torch.tensor(self.gamma, device=candidates.device)
         chosen = choose_candidates(torch.stack(losses, dim=1), batch["similarity"], gamma, self.beta)
         return candidates[torch.arange(len(candidates), device=chosen.device), chosen]
 
-    def looks_first(self, config: DeqNarConfig) -> bool:
-        """Whether the model is asked what it says unseen, before anything is chosen or revealed."""
+    def needs_masked_prediction(self, config: DeqNarConfig) -> bool:
+        """Whether T or Z depends on the model's prediction on a masked canvas, which takes another solve."""
         if needs_prediction(self.input) or self.target not in (reference, dynamically_distilled):
             return True
-        return config.length == "ctc" and self.input is not masked  # without it a target has no place on the canvas
+        return LENGTH_MODELS[config.length].has_own_alignment and self.input is not masked
 
-    def _correct(
+    def _correction_term(
         self,
         model: DeqNarForConditionalGeneration,
-        bound: BoundTransition,
+        found: FixedPoint,
         path: RandomState,
-        question: Question,
+        targets: Targets,
         generator: torch.Generator | None,
     ) -> Term:
-        """The loss at one random state of the path of every row, or of some rows."""
-        state = path.value
+        """ℓ_corr: the loss at one random state of the solver's path (DEQNAR, appendix B.2), for all or some rows."""
+        function, state = found.function, path.value
+        assert state is not None  # there was at least one evaluation
         if self.correction_share < 1:
             count = max(1, math.ceil(self.correction_share * len(state)))
             rows = torch.randperm(len(state), generator=generator, device=state.device)[:count].sort().values
-            bound, question, state = bound.select(rows), question.select(rows), state[rows]
-        features = bound.transition.features(state, bound.context)
-        return Term(*self.likelihood(features, model.lm_head.weight, question), weight=self.correction)
+            function, targets, state = function.select(rows), targets.select(rows), state[rows]
+        return Term(*model.length_model.loss(model, function.features(state), targets), weight=self.correction)
 
-    def _smooth(self, bound: BoundTransition, canvas_mask: Tensor, found: FixedPoint) -> dict[str, Term]:
-        """The terms that shape the path itself."""
-        terms, positions = {}, canvas_mask.sum()
+    def _regularisers(self, found: FixedPoint, canvas_mask: Tensor) -> dict[str, Term]:
+        """ℓ_init = ‖f(z*) − f(0)‖₁ (DEQNAR, equation 5) and the Jacobian penalty."""
+        terms, positions, function = {}, canvas_mask.sum(), found.function
         if self.initial:
-            with torch.no_grad():  # after a single evaluation f(z) is f(0), and there is nothing to learn
-                end = bound(found.state)
-            loss = initial_condition_loss(bound(torch.zeros_like(found.state)), end, canvas_mask)
+            with torch.no_grad():  # f(z*) is the target of f(0) and gets no gradient
+                equilibrium = function(found.state)
+            loss = initial_condition_loss(function(torch.zeros_like(found.state)), equilibrium, canvas_mask)
             terms["initial"] = Term(loss * positions, positions, self.initial)
         if self.jacobian:
-            loss = jacobian_penalty(bound, found.state, canvas_mask)
+            loss = jacobian_penalty(function, found.state, canvas_mask)
             terms["jacobian"] = Term(loss * positions, positions, self.jacobian)
         return terms
 
 
-def combine(terms: dict[str, Term], share: Share | None = None) -> dict[str, Tensor]:
-    """Every term as an average, and first of all the loss: their weighted sum."""
+def combine(terms: dict[str, Term], reduce_counts: ReduceCounts | None = None) -> dict[str, Tensor]:
+    """The loss, which is the weighted sum of the means of the terms, and these means by name."""
     counts = torch.stack([term.count for term in terms.values()]).to(torch.float32)
-    counts = (counts if share is None else share(counts)).clamp_min(torch.finfo(torch.float32).tiny)
-    averages = {name: term.total / count for (name, term), count in zip(terms.items(), counts, strict=True)}
-    loss = sum(term.weight * averages[name] for name, term in terms.items() if term.weight)
-    return {"loss": loss, **averages}
+    counts = (counts if reduce_counts is None else reduce_counts(counts)).clamp_min(torch.finfo(torch.float32).tiny)
+    means = {name: term.total / count for (name, term), count in zip(terms.items(), counts, strict=True)}
+    loss = sum(term.weight * means[name] for name, term in terms.items() if term.weight)
+    return {"loss": loss, **means}
 
 
 @torch.no_grad()
-def unseen_features(
-    model: DeqNarForConditionalGeneration,
-    canvas: Tensor,
-    canvas_mask: Tensor,
-    seen: Tensor,
-    source_mask: Tensor,
-    max_nfe: int | None = None,
-    projected: list[tuple[Tensor, Tensor]] | None = None,
-) -> Tensor:
-    """The equilibrium of a canvas on which nothing is revealed: rows × canvas × width."""
-    bound = model.model.bind(canvas, canvas_mask, seen, source_mask, projected)
-    return model.model.refine(bound, canvas_mask, max_nfe=max_nfe).value
+def predict_masked(
+    model: DeqNarForConditionalGeneration, source: Source, canvas: Canvas, own: OwnWords, max_nfe: int | None = None
+) -> TargetScores:
+    """The model's prediction on a canvas, restricted to the tokens of every row's own target."""
+    found = model.solve(source, canvas, max_nfe=max_nfe)
+    return score_targets(found.value, canvas.mask, model.lm_head.weight, own.words)
 
 
-def read_unseen(
-    model: DeqNarForConditionalGeneration,
-    canvas: Tensor,
-    canvas_mask: Tensor,
-    seen: Tensor,
-    source_mask: Tensor,
-    words: Tensor,
-    max_nfe: int | None = None,
-    projected: list[tuple[Tensor, Tensor]] | None = None,
-) -> Reading:
-    """What the model says when nothing is revealed, about the given words of every row."""
-    features = unseen_features(model, canvas, canvas_mask, seen, source_mask, max_nfe, projected)
-    return read(features, canvas_mask, model.lm_head.weight, words)
+def parse_objective(name: str, **settings: Any) -> Objective:
+    """The `Objective` with a name such as 'ctc+glat': at most one target, one input and one likelihood, in any order.
 
+    The defaults are `raw`, `masked` and `ce`.
 
-def parse_objective(name: str, **settings: float | bool) -> Objective:
-    """'ctc+glat' → an `Objective`. At most one target, one input and one likelihood, in any order.
-
-    What is not named is `raw`, `masked` and `ce`; `settings` are the fields of `Objective`.
+    Args:
+        settings: fields of `Objective`.
 
     >>> parse_objective("ctc+glat").input.__name__
     'glancing'
     """
-    kinds = {"target": TARGETS, "input": INPUTS, "likelihood": LIKELIHOODS}
+    likelihoods = {lengths.likelihood: lengths.likelihood for lengths in LENGTH_MODELS.values()}
+    kinds: dict[str, dict[str, Any]] = {"target": TARGETS, "input": INPUTS, "likelihood": likelihoods}
     chosen = {"target": "raw", "input": "masked", "likelihood": "ce"}
     named: dict[str, str] = {}
     for word in name.split("+"):
@@ -326,24 +318,28 @@ def parse_objective(name: str, **settings: float | bool) -> Objective:
             known = "; ".join(f"{kind}s: {', '.join(members)}" for kind, members in kinds.items())
             raise ValueError(f"objective '{name}': '{word}' is unknown. Choose among {known}.")
         if kind in named:
-            raise ValueError(f"objective '{name}': {named[kind]} and {word} are both {kind}s; keep one.")
+            raise ValueError(f"objective '{name}': {named[kind]} and {word} are both {kind}s; give one.")
         named[kind] = word
     chosen |= named
-    if chosen["likelihood"] == "ctc" and chosen["target"] in ("axe", "oaxe"):
-        raise ValueError(f"objective '{name}': CTC aligns by itself, so {chosen['target']} has no place; drop one.")
+    length_model = next(one for one in LENGTH_MODELS.values() if one.likelihood == chosen["likelihood"])
+    if length_model.has_own_alignment and TARGETS[chosen["target"]] in (aligned, order_agnostic):
+        raise ValueError(
+            f"objective '{name}': {chosen['likelihood']} has its own alignment, so {chosen['target']} has no effect; "
+            "leave one of them out."
+        )
     return Objective(name, *(kinds[kind][chosen[kind]] for kind in kinds), **settings)
 
 
 def check_objective(objective: Objective, config: DeqNarConfig) -> None:
-    """Refuse an objective that does not fit the model's lengths, and say which would."""
-    for_ctc = objective.likelihood is LIKELIHOODS["ctc"]
-    if for_ctc and config.length != "ctc":
-        instead = objective.name.replace("ctc", "ce")
-        raise ValueError(
-            f"objective '{objective.name}' needs config.length = 'ctc', but this model predicts lengths; "
-            f"use '{instead}' or train a CTC model."
-        )
-    if not for_ctc and config.length == "ctc":
-        raise ValueError(
-            f"objective '{objective.name}' needs config.length = 'predict', but this is a CTC model; add '+ctc' to it."
-        )
+    """Refuse an objective whose likelihood is not that of the model's length model; the error names one that is."""
+    fitting = LENGTH_MODELS[config.length].likelihood
+    if objective.likelihood == fitting:
+        return
+    needed = next(name for name, lengths in LENGTH_MODELS.items() if lengths.likelihood == objective.likelihood)
+    words = objective.name.split("+")
+    words = words if objective.likelihood in words else [*words, objective.likelihood]
+    instead = "+".join(fitting if word == objective.likelihood else word for word in words)
+    raise ValueError(
+        f"objective '{objective.name}' needs config.length = '{needed}', but this model has '{config.length}'; use "
+        f"objective '{instead}', or train a model with length='{needed}'."
+    )

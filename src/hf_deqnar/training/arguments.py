@@ -1,17 +1,15 @@
 """What a training run is told: as fields of dataclasses, as flags, or in a YAML file."""
 
-import json
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from transformers import HfArgumentParser, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments
 
-from ..configuration_deqnar import PRESETS, DeqNarConfig
+from ..models.deqnar.configuration_deqnar import PRESETS, DeqNarConfig
+from ..utils.arguments import parse_arguments as parse_arguments
+from ..utils.arguments import parse_settings as parse_settings
 
 # Fields of Seq2SeqTrainingArguments that have no effect here, and what has.
 WITHOUT_EFFECT = {
@@ -71,6 +69,10 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         default=False, metadata={"help": "Every weight takes part in every step, so nobody need look for others."}
     )
     use_cache: bool = field(default=False, metadata={"help": "Training needs no cache of keys and values."})
+    greater_is_better: bool | None = field(
+        default=None,
+        metadata={"help": "Whether a larger metric_for_best_model is better; unset: for BLEU and chrF."},
+    )
 
     def __post_init__(self) -> None:
         if self.greater_is_better is None:  # transformers would take a likelihood for a score
@@ -281,63 +283,6 @@ class DataArguments(CorpusArguments):
                 raise ValueError(f"{option} must be a share from 0 to 1, not {getattr(self, option)}.")
         if self.tokenizer is not None and self.vocab_size is not None:
             raise ValueError(f"vocab_size={self.vocab_size} is for new tokenizers, but {self.tokenizer} is used.")
-
-
-def parse_arguments(kinds: Iterable[type], arguments: list[str] | None = None, program: str | None = None) -> tuple:
-    """Dataclasses from flags, from a YAML file named first, or both; a flag overrides the file."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = HfArgumentParser(list(kinds), prog=program, usage="%(prog)s [settings.yaml] [--flag value …]")
-    if arguments and arguments[0].endswith((".yaml", ".yml")):
-        arguments = [*flags_of(Path(arguments.pop(0)), parser), *arguments]
-    *found, unknown = parser.parse_args_into_dataclasses(
-        arguments, return_remaining_strings=True, look_for_args_file=False
-    )
-    if unknown:
-        raise ValueError(f"'{unknown[0]}' is not understood; --help lists every flag.")
-    return tuple(found)
-
-
-def parse_settings(kinds: Iterable[type], settings: dict[str, Any]) -> tuple:
-    """Dataclasses from settings by name, checked as flags are."""
-    parser = HfArgumentParser(list(kinds))
-    parser.error = refuse  # argparse would print its usage and leave
-    return tuple(parser.parse_args_into_dataclasses(as_flags(settings, parser, "settings"), look_for_args_file=False))
-
-
-def refuse(message: str) -> None:
-    raise ValueError(message)
-
-
-def flags_of(path: Path, parser: HfArgumentParser) -> list[str]:
-    """A YAML file's entries as flags, so that both are checked in one way."""
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no settings file {path}.")
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} must hold name: value entries.")
-    return as_flags(settings, parser, str(path))
-
-
-def as_flags(settings: dict[str, Any], parser: HfArgumentParser, origin: str) -> list[str]:
-    """Settings by name as flags; an unknown name is told with where it was found."""
-    known = {action.dest for action in parser._actions}
-    flags = []
-    for name, value in settings.items():
-        if name not in known:
-            raise ValueError(f"{origin}: '{name}' is not a setting; --help lists every one.")
-        if value is None:
-            continue
-        if name == "config" and isinstance(value, dict):
-            value = [f"{key}={'null' if entry is None else entry}" for key, entry in value.items()]
-        elif isinstance(value, dict):
-            value = json.dumps(value)
-        values = value if isinstance(value, list) else [value]
-        if values:
-            flags += [f"--{name}", *map(str, values)]
-    return flags
 
 
 def read_settings(assignments: list[str], kind: type) -> dict[str, Any]:

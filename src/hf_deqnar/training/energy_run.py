@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from ..corpus.evaluation import Translations, score
-from ..corpus.files import check_writable, write_json
-from ..corpus.reading import Pair, read_parallel
-from ..corpus.teachers import Teacher, fingerprint_of_teacher
-from ..corpus.tokenized import TokenizedPairs, fingerprint_of
-from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..data.parallel_text import Pair, read_parallel
+from ..data.tokenized_dataset import TokenizedPairs
+from ..distillation.teachers import Teacher, fingerprint_of_teacher
+from ..evaluation.metrics import score
+from ..evaluation.translation import Translations
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.reranking import check_same_tokens
 from ..objectives.energy import OPERATORS, check_student, check_teacher, written_tokens
-from ..scoring_deqnar import check_same_tokens
+from ..utils.files import check_writable, write_json
+from ..utils.fingerprints import fingerprint_of
 from .arguments import (
     CorpusArguments,
     DataArguments,
@@ -25,7 +27,7 @@ from .arguments import (
     ModelArguments,
     TranslationTrainingArguments,
 )
-from .batching import collate
+from .base_trainer import GENERATED_TOGETHER
 from .energy_trainer import EnergyTrainer, EnergyTrainingArguments
 from .run import (
     OPTIMISATION,
@@ -42,8 +44,8 @@ from .run import (
     train_and_save,
     validation_set,
 )
-from .teacher import SIZES, TeacherArguments, train_teacher
-from .translation_trainer import GENERATED_TOGETHER
+from .samplers import collate
+from .teacher_trainer import SIZES, TeacherArguments, train_teacher
 
 GRID = "grid.json"
 DECISIVE = f"decoder_input_operator target_operator temperature forbid_early_end max_nfe {OPTIMISATION}"
@@ -298,11 +300,10 @@ def reference_length_bleu(
         places = order[first : first + GENERATED_TOGETHER]
         batch = collate([dataset[place] for place in places], model.config.pad_token_id)
         batch = {name: values.to(device) for name, values in batch.items()}
-        told = (batch["labels"] >= 0).sum(dim=1)
-        canvas = model.model.masked_canvas(told)
-        logits = model(batch["input_ids"], batch["attention_mask"], decoder_input_ids=canvas).logits
-        tokens = written_tokens(logits, model.config)
-        for place, row, length in zip(places, tokens.tolist(), told.tolist(), strict=True):
+        source = model.prepare(batch["input_ids"], batch["attention_mask"])
+        canvas = model.lay_out(source, batch["labels"])
+        tokens = written_tokens(model.read(model.solve(source, canvas)), model.config)
+        for place, row, length in zip(places, tokens.tolist(), canvas.lengths.tolist(), strict=True):
             written = [token for token in row[:length] if token != model.config.blank_token_id]
             texts[place] = tokenizer.decode(written, skip_special_tokens=True).strip()
     model.train(training)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..objectives.energy import OPERATORS, EnergyObjective, check_student, check_teacher, reader_of
 from ..objectives.objective import Term
 from .arguments import TranslationTrainingArguments
-from .translation_trainer import TranslationTrainer
+from .base_trainer import TranslationTrainer
 
 
 @dataclass
@@ -92,7 +93,13 @@ class EnergyTrainer(TranslationTrainer):
         self.teacher = teacher.to(args.device)
         self.objective = args.objective()
 
-    def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
+    def compute_terms(
+        self, model: nn.Module, batch: dict[str, Tensor], progress: float, generator: torch.Generator
+    ) -> dict[str, Term]:
         read = reader_of(self.teacher, batch["input_ids"], batch["attention_mask"])
         budget = self.args.max_nfe if self.model.training else None
-        return self.objective.terms(self.model, read, batch, generator, max_nfe=budget)
+
+        def terms(inner: DeqNarForConditionalGeneration) -> dict[str, Term]:
+            return self.objective.terms(inner, read, batch, generator, max_nfe=budget)
+
+        return model(objective=terms)

@@ -21,21 +21,22 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
-from ..configuration_deqnar import DeqNarConfig
-from ..corpus.candidates import read_candidates, tokenize_candidates
-from ..corpus.files import read_json, reading_weights, write_json
-from ..corpus.locks import held
-from ..corpus.names import vary_names
-from ..corpus.ngrams import without_ngrams
-from ..corpus.reading import Pair, read_parallel, spread
-from ..corpus.teachers import fingerprint_of_weights
-from ..corpus.tokenized import TokenizedPairs, fingerprint_of, tokenize_for_validation, tokenize_pairs
-from ..corpus.tokenizer import load_tokenizer, train_tokenizer
-from ..corpus.words import vary_words
-from ..modeling_deqnar import DeqNarForConditionalGeneration
+from ..data.name_augmentation import vary_names
+from ..data.ngram_counts import remove_ngrams
+from ..data.parallel_text import Pair, evenly_spaced, read_parallel
+from ..data.tokenized_dataset import TokenizedPairs, tokenize_for_validation, tokenize_pairs
+from ..data.tokenizer import load_tokenizer, train_tokenizer
+from ..data.word_augmentation import vary_words
+from ..distillation.candidates import read_candidates, tokenize_candidates
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.reranking import check_same_tokens
+from ..models.deqnar.text import longest_source
 from ..objectives.objective import Objective, check_objective
 from ..objectives.targets import dynamically_distilled
-from ..scoring_deqnar import check_same_tokens
+from ..utils.files import read_json, reading_weights, write_json
+from ..utils.fingerprints import fingerprint_of, fingerprint_of_weights
+from ..utils.locks import try_lock
 from .allocator import keep_freed_memory
 from .arguments import (
     CorpusArguments,
@@ -45,8 +46,8 @@ from .arguments import (
     TranslationTrainingArguments,
     parse_arguments,
 )
+from .base_trainer import WRITING_ERRORS, TranslationTrainer, canvas_factor
 from .trainer import DeqNarTrainer, objective_of
-from .translation_trainer import WRITING_ERRORS, TranslationTrainer
 
 SETTINGS = "run.json"
 ORIGIN = "trained_on.json"  # beside a tokenizer: what it was made from
@@ -118,6 +119,8 @@ def conduct(
             set_seed(arguments.seed)
             model = make_model(tokenizer)
             tokenized = tokenize(pairs, tokenizer, model.config, data, candidates)
+        # After tokenizing, which counts and drops longer pairs: no warning about them is needed.
+        tokenizer.model_max_length = longest_source(model.config) or tokenizer.model_max_length
         say(f"{tokenized.describe()}; {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
         if candidates is not None:
             gamma = " ".join(f"{weight:g}" for weight in arguments.gamma)
@@ -146,8 +149,8 @@ def alone_in(arguments: TranslationTrainingArguments) -> Iterator[None]:
     except OSError as error:
         raise OSError(f"output_dir={output} cannot be made ({error.strerror}); choose another.") from error
     lock = output / "run.lock"
-    with held(lock) as ours:
-        if not ours:
+    with try_lock(lock) as acquired:
+        if not acquired:
             raise ValueError(
                 f"Another run is writing to {output}; wait for it, choose another output_dir, or, if there is none, "
                 f"remove {lock}."
@@ -167,7 +170,7 @@ def prepare(arguments: TranslationTrainingArguments) -> Callable[[str], None]:
 
 def validation_set(data: CorpusArguments, tokenizer: PreTrainedTokenizerBase) -> Any:
     every = read_parallel(data.validation_data, data.source, data.target)
-    pairs = [every[place] for place in spread(every, data.validation_limit)]
+    pairs = [every[place] for place in evenly_spaced(every, data.validation_limit)]
     return tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
 
 
@@ -285,14 +288,14 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
     missing = [token for token in special.values() if token not in vocabulary]
     if arguments.start is not None:
         if arguments.model is not None:
-            model = without_ngrams(load_whole(arguments.model, **arguments.settings()))
+            model = remove_ngrams(load_whole(arguments.model, **arguments.settings()))
         elif arguments.teacher is not None:
             with reading_weights(arguments.teacher):
                 teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
             model = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, **arguments.settings())
         else:
             with reading_weights(arguments.backbone):
-                backbone = without_ngrams(DeqNarForConditionalGeneration.from_pretrained(arguments.backbone))
+                backbone = remove_ngrams(DeqNarForConditionalGeneration.from_pretrained(arguments.backbone))
             model = DeqNarForConditionalGeneration.from_backbone(backbone, **arguments.settings())
         if len(tokenizer) > model.config.vocab_size:
             raise ValueError(
@@ -330,11 +333,10 @@ def tokenize(
     data: CorpusArguments,
     candidates: list[list[str]] | None = None,
 ) -> TokenizedPairs:
-    canvas = config.ctc_upsampling if getattr(config, "length", None) == "ctc" else None
-    longest = config.max_position_embeddings // (canvas or 1)
+    longest = getattr(config, "max_source_length", config.max_position_embeddings)
     if data.max_length > longest:
         raise ValueError(f"max_length={data.max_length}, but the model takes {longest} tokens; lower it.")
-    options = {"max_length": data.max_length, "canvas": canvas, "cache": data.cache_dir}
+    options = {"max_length": data.max_length, "canvas": canvas_factor(config), "cache": data.cache_dir}
     if candidates is None:
         return tokenize_pairs(pairs, tokenizer, **options)
     return tokenize_candidates(pairs, candidates, tokenizer, **options, processes=data.preprocessing_processes)

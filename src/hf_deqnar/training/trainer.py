@@ -5,12 +5,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..landscape import spectral_radius
+from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.stability import spectral_radius
 from ..objectives.inputs import masked
 from ..objectives.objective import Objective, Term, check_objective, parse_objective
 from ..objectives.targets import dynamically_distilled
 from .arguments import DeqNarTrainingArguments
-from .translation_trainer import TranslationTrainer
+from .base_trainer import TranslationTrainer
 
 OF_EQUILIBRIA = (
     "correction",
@@ -36,13 +37,13 @@ class DeqNarTrainer(TranslationTrainer):
     def __init__(self, model: nn.Module, args: DeqNarTrainingArguments, **options) -> None:
         self.objective = objective_of(args)
         check_objective(self.objective, model.config)
-        if model.config.refinement == "stacked":
+        if not model.config.seeks_equilibrium:
             for name in OF_EQUILIBRIA:
                 if getattr(args, name):
                     raise ValueError(
                         f"{name}={getattr(args, name)} has no effect: a stacked model seeks no equilibrium."
                     )
-        if args.glance_nfe is not None and not self.objective.looks_first(model.config):
+        if args.glance_nfe is not None and not self.objective.needs_masked_prediction(model.config):
             raise ValueError(
                 f"glance_nfe={args.glance_nfe} has no effect: objective '{args.objective}' does not look first."
             )
@@ -57,44 +58,42 @@ class DeqNarTrainer(TranslationTrainer):
         )
         # An ordinary decoder has no path that could be shaped; explicit ones learn with nothing revealed.
         self.denoising_objective = replace(self.objective, **PLAIN)
-        if model.config.refinement == "explicit":
+        if model.model.transition.denoises_first:
             self.denoising_objective = replace(self.denoising_objective, input=masked)
         model.config.objective = args.objective
         super().__init__(model, args, **options)
 
-    def compute_terms(self, batch: dict[str, Tensor], progress: float, generator: torch.Generator) -> dict[str, Term]:
-        if not self.model.training:
-            return self.validation_objective.terms(self.model, batch, progress, generator)
-        objective, budget = self._stage()
-        return objective.terms(self.model, batch, progress, generator, max_nfe=budget)
+    def compute_terms(
+        self, model: nn.Module, batch: dict[str, Tensor], progress: float, generator: torch.Generator
+    ) -> dict[str, Term]:
+        objective, budget = self._stage() if self.model.training else (self.validation_objective, None)
+
+        def terms(inner: DeqNarForConditionalGeneration) -> dict[str, Term]:
+            return objective.terms(inner, batch, progress, generator, max_nfe=budget)
+
+        return model(objective=terms)
 
     def _stage(self) -> tuple[Objective, int | None]:
         """What is learned at this point of training, and with how many evaluations of a solve at most.
 
         Explicit models first learn to denoise a canvas on which nothing is revealed (DEQNAR section 3.5).
         """
-        explicit, steps = self.model.config.refinement == "explicit", self.args.denoising_steps
+        steps = self.args.denoising_steps
         if steps is None:
-            steps = self.state.max_steps // 2 if explicit else 0
+            steps = self.state.max_steps // 2 if self.model.model.transition.denoises_first else 0
         if self.state.global_step >= steps:
             return self.objective, self.args.max_nfe
         return self.denoising_objective, 1
 
     def validation_figures(self, batch: dict[str, Tensor]) -> dict[str, float]:
         """The spectral radius of the transition in the equilibria of a few sentences, on average."""
-        core, rows = self.model.model, slice(self.args.spectral_radius_rows)
-        if self.args.spectral_radius_rows == 0 or self.model.config.refinement == "stacked":
+        rows = slice(self.args.spectral_radius_rows)
+        if self.args.spectral_radius_rows == 0 or not self.model.config.seeks_equilibrium:
             return {}
-        input_ids, labels = batch["input_ids"][rows], batch["labels"][rows]
-        source_mask = core.check_source(input_ids, batch["attention_mask"][rows], None)
-        seen = core.encode(input_ids, source_mask)
-        if core.latent_head is not None:
-            seen, _ = core.latent_head(seen, source_mask, None, None)
-        canvas = core.masked_canvas(core.canvas_lengths(source_mask, labels, None))
-        canvas_mask = core.check_canvas(canvas, None)
-        bound = core.bind(canvas, canvas_mask, seen, source_mask)
-        state = core.refine(bound, canvas_mask).state
-        return {"spectral_radius": float(spectral_radius(bound, state, canvas_mask).mean())}
+        source = self.model.prepare(batch["input_ids"][rows], batch["attention_mask"][rows])
+        canvas = self.model.lay_out(source, batch["labels"][rows])
+        found = self.model.solve(source, canvas)
+        return {"spectral_radius": float(spectral_radius(found.function, found.state, canvas.mask).mean())}
 
 
 def objective_of(args: DeqNarTrainingArguments) -> Objective:

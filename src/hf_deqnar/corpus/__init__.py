@@ -1,1 +1,0 @@
-"""Parallel text: reading it, tokenizers for it, and scoring translations of it."""

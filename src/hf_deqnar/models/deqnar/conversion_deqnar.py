@@ -1,0 +1,205 @@
+"""Conversion of trained models: teacher to student, stacked backbone to equilibrium model, student to teacher."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from .configuration_deqnar import DeqNarConfig
+
+logger = logging.get_logger(__name__)
+
+# Model types whose layers have the student's form: post-norm, biases in every projection, shared embeddings.
+CONVERTIBLE_TYPES = ("marian", "bart")
+LEARNED_OFFSET = 2  # the first two rows of Bart's position tables are unused
+
+# Configuration fields with the same name and meaning in teacher and student.
+SHARED_FIELDS = (
+    "d_model encoder_layers encoder_attention_heads encoder_ffn_dim decoder_layers decoder_attention_heads "
+    "decoder_ffn_dim activation_function dropout max_position_embeddings scale_embedding vocab_size"
+)
+
+# Fields that a student must have for its layers to be those of Marian.
+MARIAN_FIELDS = {
+    "architecture": "transformer",
+    "layer_norm": "post",
+    "positions": "sinusoidal",
+    "layernorm_embedding": False,
+    "weight_norm": "none",
+    "tie_word_embeddings": True,
+}
+
+ALTERNATIVES = (
+    "train on its translations (hf-deqnar distill --teacher) or, if it has the student's vocabulary, with its energy "
+    "(hf-deqnar energy --teacher)"
+)
+
+
+def load_teacher_and_tokenizer(
+    teacher: PreTrainedModel | str | os.PathLike, tokenizer: Any = None
+) -> tuple[PreTrainedModel, Any]:
+    """The teacher as a model, and its tokenizer; what is given by directory or hub id is loaded."""
+    if isinstance(teacher, str | os.PathLike):
+        check_convertible(AutoConfig.from_pretrained(teacher))  # before the weights are downloaded
+        name, teacher = teacher, AutoModelForSeq2SeqLM.from_pretrained(teacher)
+        tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
+    if not isinstance(teacher, PreTrainedModel):
+        raise TypeError(
+            f"The teacher is a {type(teacher).__name__}; give a transformers model, a directory or a hub id."
+        )
+    if tokenizer is None:
+        raise ValueError(f"The teacher is a {type(teacher).__name__} object; give its tokenizer as well.")
+    return teacher, tokenizer
+
+
+def check_convertible(teacher: PreTrainedConfig) -> None:
+    """Refuse a teacher whose layers a student cannot take over."""
+    if teacher.model_type not in CONVERTIBLE_TYPES:
+        raise ValueError(
+            f"from_teacher converts {' and '.join(CONVERTIBLE_TYPES)} models, and the layers of a {teacher.model_type} "
+            f"model have another form; {ALTERNATIVES}."
+        )
+    if not teacher.tie_word_embeddings or not getattr(teacher, "share_encoder_decoder_embeddings", True):
+        raise ValueError(
+            "The teacher has several embedding matrices (tie_word_embeddings or share_encoder_decoder_embeddings is "
+            f"off), but a student has one; {ALTERNATIVES}."
+        )
+
+
+def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: dict[str, Any]) -> DeqNarConfig:
+    """The student's configuration: the teacher's sizes and the tokenizer's special tokens, updated by `overrides`."""
+    check_convertible(teacher)
+    fields = {name: getattr(teacher, name) for name in SHARED_FIELDS.split()}
+    if teacher.model_type == "bart":
+        fields |= {"positions": "learned", "layernorm_embedding": True}
+    special = {"bos": "bos_token", "pad": "pad_token", "eos": "eos_token", "unk": "unk_token", "mask": "mask_token"}
+    fields |= {f"{name}_token_id": getattr(tokenizer, f"{token}_id") for name, token in special.items()}
+    vocabulary = tokenizer.get_vocab()
+    fields["blank_token_id"] = vocabulary.get("<blank>")
+    for name in ("mask", "blank"):
+        number = fields[f"{name}_token_id"]
+        if number is None or number >= teacher.vocab_size:
+            raise ValueError(
+                f"The teacher's vocabulary of {teacher.vocab_size} has no <{name}>; add it to the tokenizer and call "
+                "teacher.resize_token_embeddings(len(tokenizer))."
+            )
+    settings = {**fields, **overrides}
+    if "transition_layers" not in settings and settings.get("refinement", "implicit") in ("implicit", "mixed"):
+        settings["transition_layers"] = 1
+    return DeqNarConfig(**settings)
+
+
+def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict[str, Tensor]:
+    """The teacher's weights under the names they have in a student of this configuration."""
+    theirs = teacher.state_dict()
+    if theirs["final_logits_bias"].any():
+        logger.warning("The teacher's final_logits_bias is not copied: a student has none.")
+    weights = {"model.shared.weight": theirs["model.shared.weight"], "lm_head.weight": theirs["lm_head.weight"]}
+    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_depth)):
+        available = getattr(teacher.config, f"{side}_layers")
+        if count > available:
+            raise ValueError(f"The student's {side} has {count} layers but the teacher's only {available}.")
+        home = "model.encoder.layers" if side == "encoder" else "model.transition.layers"
+        width = getattr(config, f"{side}_ffn_dim")
+        for number in range(count):
+            layer = _student_layer(theirs, f"model.{side}.layers.{number}", f"{home}.{number}", side == "decoder")
+            weights |= _widen_feed_forward(layer, f"{home}.{number}.feed_forward", width)
+    if teacher.config.model_type == "bart" and config.positions == "learned":
+        for side, home in (("encoder", "source_positions"), ("decoder", "canvas_positions")):
+            weights[f"model.{home}.table.weight"] = theirs[f"model.{side}.embed_positions.weight"][LEARNED_OFFSET:]
+            for name in ("weight", "bias"):
+                weights[f"model.{home}.norm.{name}"] = theirs[f"model.{side}.layernorm_embedding.{name}"]
+    return weights
+
+
+def _student_layer(theirs: dict[str, Tensor], source: str, home: str, decoder: bool) -> dict[str, Tensor]:
+    """One layer: the projections of queries, keys and values are concatenated."""
+    weights = {}
+    norms = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if decoder else []), "final_layer_norm"]
+    for kind in ("weight", "bias"):
+
+        def joined(attention: str, parts: str, kind: str = kind) -> Tensor:
+            return torch.cat([theirs[f"{source}.{attention}.{part}_proj.{kind}"] for part in parts])
+
+        weights[f"{home}.self_attention.query_key_value.{kind}"] = joined("self_attn", "qkv")
+        weights[f"{home}.self_attention.output.{kind}"] = theirs[f"{source}.self_attn.out_proj.{kind}"]
+        if decoder:
+            weights[f"{home}.cross_attention.query.{kind}"] = joined("encoder_attn", "q")
+            weights[f"{home}.cross_attention.key_value.{kind}"] = joined("encoder_attn", "kv")
+            weights[f"{home}.cross_attention.output.{kind}"] = theirs[f"{source}.encoder_attn.out_proj.{kind}"]
+        weights[f"{home}.feed_forward.expand.{kind}"] = theirs[f"{source}.fc1.{kind}"]
+        weights[f"{home}.feed_forward.contract.{kind}"] = theirs[f"{source}.fc2.{kind}"]
+        for place, norm in enumerate(norms):
+            weights[f"{home}.norms.{place}.{kind}"] = theirs[f"{source}.{norm}.{kind}"]
+    return weights
+
+
+def _widen_feed_forward(layer: dict[str, Tensor], home: str, width: int) -> dict[str, Tensor]:
+    """A feed-forward network with more units. Output weights of new units are zero, so the function is unchanged."""
+    expand = layer[f"{home}.expand.weight"]
+    new, states = width - expand.shape[0], expand.shape[1]
+    if new <= 0:
+        return layer
+    more = {
+        f"{home}.expand.weight": expand.new_empty(new, states).normal_(std=states**-0.5),
+        f"{home}.expand.bias": expand.new_zeros(new),
+    }
+    wider = {name: torch.cat([layer[name], added]) for name, added in more.items()}
+    contract = layer[f"{home}.contract.weight"]
+    wider[f"{home}.contract.weight"] = torch.cat([contract, contract.new_zeros(states, new)], dim=1)
+    return {**layer, **wider}
+
+
+def weights_for_teacher(student: PreTrainedModel, teacher: PreTrainedConfig) -> dict[str, Tensor]:
+    """A student's weights under the names they have in a Marian teacher; the inverse of `weights_from_teacher`.
+
+    As many layers are converted as both models have.
+    """
+    config, ours = student.config, student.state_dict()
+    for name, needed in MARIAN_FIELDS.items():
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"A teacher can start from a student with {name}={needed}, but this one has {getattr(config, name)}."
+            )
+    weights = {"model.shared.weight": ours["model.shared.weight"]}
+    for side, home, count in (
+        ("encoder", "model.encoder.layers", config.encoder_layers),
+        ("decoder", "model.transition.layers", config.decoder_depth),
+    ):
+        for number in range(min(count, getattr(teacher, f"{side}_layers"))):
+            weights |= _marian_layer(ours, f"{home}.{number}", f"model.{side}.layers.{number}", side == "decoder")
+    return weights
+
+
+def _marian_layer(ours: dict[str, Tensor], source: str, home: str, decoder: bool) -> dict[str, Tensor]:
+    """One layer: the concatenated projections of queries, keys and values are split."""
+    weights = {}
+    attentions = {"self_attn": ("self_attention", {"query_key_value": "qkv"})}
+    if decoder:
+        attentions["encoder_attn"] = ("cross_attention", {"query": "q", "key_value": "kv"})
+    for kind in ("weight", "bias"):
+        for place, (theirs, (attention, joined)) in enumerate(attentions.items()):
+            for name, parts in joined.items():
+                chunks = ours[f"{source}.{attention}.{name}.{kind}"].chunk(len(parts))
+                weights |= {
+                    f"{home}.{theirs}.{part}_proj.{kind}": chunk for part, chunk in zip(parts, chunks, strict=True)
+                }
+            weights[f"{home}.{theirs}.out_proj.{kind}"] = ours[f"{source}.{attention}.output.{kind}"]
+            weights[f"{home}.{theirs}_layer_norm.{kind}"] = ours[f"{source}.norms.{place}.{kind}"]
+        weights[f"{home}.fc1.{kind}"] = ours[f"{source}.feed_forward.expand.{kind}"]
+        weights[f"{home}.fc2.{kind}"] = ours[f"{source}.feed_forward.contract.{kind}"]
+        weights[f"{home}.final_layer_norm.{kind}"] = ours[f"{source}.norms.{len(attentions)}.{kind}"]
+    return weights
+
+
+def backbone_weights(backbone: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The backbone's weights; the last layer of a `mixed` model's fusion, which it lacks, is zero at first."""
+    last_fusion_layer = {
+        name: torch.zeros_like(weight)
+        for name, weight in model.state_dict().items()
+        if name.startswith("model.transition.fusion.2.")
+    }
+    return {**backbone.state_dict(), **last_fusion_layer}

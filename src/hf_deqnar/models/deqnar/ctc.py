@@ -1,0 +1,359 @@
+"""Matching a canvas with a target: how many ways, which is best, and what text a path stands for."""
+
+import math
+from collections.abc import Callable
+from heapq import nlargest
+from typing import TypeVar
+
+import numpy
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # of a rolling hash
+Hashes = TypeVar("Hashes", int, Tensor, numpy.ndarray)
+
+
+def ctc_loss(
+    logits: Tensor, targets: Tensor, canvas_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> tuple[Tensor, Tensor]:
+    """−log Σ_a Π_t p(a_t), over the paths a that collapse to the target, for every row (Graves et al. 2006).
+
+    A target that does not fit on its canvas has no path. Its loss would be infinite; it is returned as 0, with no
+    gradient, and the second result is false there.
+
+    Args:
+        logits: rows × canvas × vocabulary.
+        targets: rows × length; what stands behind `target_lengths` is not read.
+        blank: id of the blank token, which is never part of a target.
+    """
+    # The log-softmax must span all classes: torch's CTC gradient is only right behind one.
+    log_probs = functional.log_softmax(full_precision(logits), dim=-1)
+    loss = ctc_of_log_probs(log_probs, targets, canvas_lengths, target_lengths, blank)
+    return loss, needed_canvas(targets, target_lengths) <= canvas_lengths
+
+
+def ctc_of_log_probs(
+    log_probs: Tensor, targets: Tensor, canvas_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> Tensor:
+    """The same from log-probabilities, of which some may be left out; 0 for a target that does not fit."""
+    return functional.ctc_loss(
+        log_probs.transpose(0, 1),
+        targets.clamp_min(0),
+        canvas_lengths,
+        target_lengths,
+        blank=blank,
+        reduction="none",
+        zero_infinity=True,
+    )
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """At least float32: sums over a vocabulary need it."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def likeliest(logits: Tensor, block: int = 64) -> Tensor:
+    """The arg-max over the last dimension, found block by block: on a CPU torch's own takes as long as the projection.
+
+    >>> likeliest(torch.tensor([[0.0, 3.0, 1.0, 2.0, 3.0]]), block=2)
+    tensor([1])
+    """
+    whole = logits.shape[-1] // block * block
+    if whole == 0:
+        return logits.argmax(dim=-1)
+    blocks = logits[..., :whole].unflatten(-1, (-1, block))
+    highest, index = blocks.amax(dim=-1).max(dim=-1)  # of every block, then among blocks
+    inside = blocks.gather(-2, index[..., None, None].expand(*index.shape, 1, block))[..., 0, :].argmax(dim=-1)
+    best = index * block + inside
+    if whole == logits.shape[-1]:
+        return best
+    rest, place = logits[..., whole:].max(dim=-1)
+    return torch.where(rest > highest, whole + place, best)
+
+
+def needed_canvas(targets: Tensor, target_lengths: Tensor) -> Tensor:
+    """The shortest canvas of every row: its tokens, and a blank between any two equal neighbours."""
+    inside = torch.arange(1, targets.shape[1], device=targets.device)[None] < target_lengths[:, None]
+    return target_lengths + ((targets[:, 1:] == targets[:, :-1]) & inside).sum(dim=1)
+
+
+def collapse(path: Tensor, lengths: Tensor, blank: int, padding: int) -> tuple[Tensor, Tensor]:
+    """The text a CTC path stands for: repetitions merged, then blanks dropped. Rows × longest, and their lengths.
+
+    >>> collapse(torch.tensor([[7, 7, 0, 7, 8, 0]]), torch.tensor([6]), blank=0, padding=1)[0]
+    tensor([[7, 7, 8]])
+    """
+    kept = starts_of_runs(path, lengths) & (path != blank)
+    return pack(path, kept, padding)
+
+
+def starts_of_runs(path: Tensor, lengths: Tensor) -> Tensor:
+    """True at the first position of every run of equal tokens, within each row's length."""
+    inside = torch.arange(path.shape[1], device=path.device)[None] < lengths[:, None]
+    changes = torch.ones_like(inside)
+    changes[:, 1:] = path[:, 1:] != path[:, :-1]
+    return changes & inside
+
+
+def pack(values: Tensor, kept: Tensor, padding: float) -> tuple[Tensor, Tensor]:
+    """Move what is kept to the front of each row, in order: rows × longest, and how much was kept."""
+    counts = kept.sum(dim=1)
+    if len(values) == 1 and int(counts) > 0:
+        return values[kept][None], counts
+    order = (~kept).to(torch.int8).argsort(dim=1, stable=True)
+    longest = max(1, int(counts.max()))  # a row of nothing is still a row
+    packed = values.gather(1, order)[:, :longest]
+    behind = torch.arange(longest, device=values.device)[None] >= counts[:, None]
+    return packed.masked_fill(behind, padding), counts
+
+
+def prefix_beam_search(
+    log_probs: Tensor,
+    lengths: Tensor,
+    blank: int,
+    beam_size: int,
+    padding: int,
+    tokens_per_step: int = 20,
+    added: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    least_chance: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest texts, each summed over all paths that collapse to it (Graves 2008), for a whole batch at once.
+
+    A prefix carries two probabilities: of its paths that end in a blank, p_b, and of those that end in its last token,
+    p_t. With p = p_b + p_t, one more position of the canvas gives
+
+        p_b ← p·p(blank);   p_t ← p_t·p(last token);   p_t(prefix + c) = p(c)·(p_b if c repeats the last token, else p).
+
+    An extended prefix may already be in the beam, then the two are added; prefixes are told apart by a 64-bit hash.
+
+    Args:
+        log_probs: rows × canvas × vocabulary.
+        tokens_per_step: how many of the likeliest tokens may extend a prefix at each position.
+        added: prefixes (rows × beam × canvas), their lengths, tokens (rows × 1 × candidates) → what is added to log p
+            of a prefix when a token extends it, by a language model say. Then tokens that are 2·beam_size or fewer at
+            each position extend a prefix, as in `prefix_beam_of_sentence`.
+        least_chance: no token of less probability extends a prefix.
+
+    Returns:
+        texts (rows × beam × longest), their lengths, and log p of each; the best first. A beam that cannot be filled
+        ends with texts of log p = −∞.
+    """
+    rows, canvas, vocabulary = log_probs.shape
+    device, minus = log_probs.device, float("-inf")
+    log_probs = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
+    without_blank = log_probs.clone()
+    without_blank[:, :, blank] = minus
+    tokens_per_step = tokens_per_step if added is None else 2 * beam_size
+    step_scores, step_tokens = without_blank.topk(min(tokens_per_step, vocabulary - 1), dim=-1)
+
+    if least_chance > 0:
+        step_scores = step_scores.masked_fill(step_scores < math.log(least_chance), minus)
+
+    texts = torch.full((rows, beam_size, canvas), padding, device=device)
+    counts = torch.zeros(rows, beam_size, dtype=torch.long, device=device)
+    hashes = torch.zeros(rows, beam_size, dtype=torch.long, device=device)
+    last = torch.full((rows, beam_size), -1, device=device)
+    ends_blank = torch.full((rows, beam_size), minus, dtype=log_probs.dtype, device=device)
+    ends_blank[:, 0] = 0.0  # the empty text, with certainty
+    ends_token = torch.full_like(ends_blank, minus)
+
+    for position in range(canvas):
+        scores, tokens = step_scores[:, position, None], step_tokens[:, position, None]  # rows, 1, candidates
+        whole = torch.logaddexp(ends_blank, ends_token)
+        repeated = log_probs[:, position].gather(1, last.clamp_min(0)).masked_fill(last < 0, minus)
+        stay_blank = whole + log_probs[:, position, blank, None]
+        stay_token = ends_token + repeated
+        extended = scores + torch.where(tokens == last[:, :, None], ends_blank[:, :, None], whole[:, :, None])
+        if added is not None:
+            extended = extended + added(texts, counts, tokens)
+        extended_hashes = extend_hash(hashes[:, :, None], tokens)  # rows, beam, candidates
+
+        alive = whole > minus
+        same = (extended_hashes[:, :, :, None] == hashes[:, None, None, :]) & alive[:, None, None, :]
+        same = same & (counts[:, :, None, None] + 1 == counts[:, None, None, :])
+        merged = extended[:, :, :, None].masked_fill(~same, minus).flatten(1, 2).logsumexp(dim=1)
+        stay_token = torch.logaddexp(stay_token, merged)
+        extended = extended.masked_fill(same.any(dim=3), minus)
+
+        pool = torch.cat([torch.logaddexp(stay_blank, stay_token), extended.flatten(1)], dim=1)
+        chosen = pool.topk(beam_size, dim=1).indices  # rows, beam
+        grown = chosen >= beam_size
+        index = (chosen - beam_size).clamp_min(0)
+        parent = torch.where(grown, index // tokens.shape[2], chosen)
+        token = tokens[:, 0].gather(1, index % tokens.shape[2])
+
+        update = (position < lengths)[:, None]
+        new_texts = texts.gather(1, parent[:, :, None].expand_as(texts))
+        slot = counts.gather(1, parent)
+        new_texts = torch.where(
+            grown[:, :, None] & (torch.arange(canvas, device=device) == slot[:, :, None]), token[:, :, None], new_texts
+        )
+        texts = torch.where(update[:, :, None], new_texts, texts)
+        hashes = torch.where(
+            update, torch.where(grown, extend_hash(hashes.gather(1, parent), token), hashes.gather(1, parent)), hashes
+        )
+        last = torch.where(update, torch.where(grown, token, last.gather(1, parent)), last)
+        counts = torch.where(update, slot + grown, counts)
+        new_blank = stay_blank.gather(1, parent).masked_fill(grown, minus)
+        new_token = torch.where(grown, extended.flatten(1).gather(1, index), stay_token.gather(1, parent))
+        ends_blank = torch.where(update, new_blank, ends_blank)
+        ends_token = torch.where(update, new_token, ends_token)
+
+    return texts[:, :, : max(1, int(counts.max()))], counts, torch.logaddexp(ends_blank, ends_token)
+
+
+def extend_hash(hashes: Hashes, tokens: Hashes) -> Hashes:
+    """Hashes of tokens in a row, each with one more token, modulo 2⁶⁴ where integers overflow; none have 0."""
+    return hashes * MULTIPLIER + (tokens + 1) * INCREMENT
+
+
+def prefix_beam_of_sentence(
+    log_probs: numpy.ndarray,
+    candidates: numpy.ndarray,
+    blank: int,
+    beam_size: int,
+    added: Callable[[tuple[int, ...], int], float] | None = None,
+    most_added: float = 0.0,
+    least_chance: float = 0.0,
+) -> list[tuple[tuple[int, ...], float]]:
+    """The same search for one sentence, in Python's numbers: a batch of one is mostly the calls of small operations.
+
+    Probabilities are divided by the largest at every position, so that none vanishes. Two times `beam_size` tokens are
+    enough to extend a prefix by: at most `beam_size` − 1 of them lead to another prefix of the beam, which is looked up
+    by itself, and one repeats the last token; the others are `beam_size` or more, and keep less likely ones out.
+
+    Args:
+        log_probs: canvas × vocabulary.
+        candidates: canvas × (2·beam_size + 1) or more; the likeliest tokens of every position, the best first, and the
+            blank perhaps among them.
+        added: prefix, token → what is added to log p of the prefix when the token extends it, at most `most_added`.
+        least_chance: no token of less probability extends a prefix.
+
+    Returns:
+        texts and log p of each, the best first.
+
+    >>> chances, candidates = numpy.array([[0.2, 0.7, 0.1]] * 2), numpy.array([[1, 0, 2]] * 2)
+    >>> prefix_beam_of_sentence(numpy.log(chances), candidates, blank=0, beam_size=2)[0]  # 0.7·0.7 + 2·0.7·0.2 = 0.77
+    ((1,), -0.26...)
+    """
+    likeliest_tokens = candidates.tolist()
+    chances = numpy.exp(numpy.take_along_axis(log_probs, candidates, axis=1).astype(numpy.float64)).tolist()
+    blanks = numpy.exp(log_probs[:, blank].astype(numpy.float64)).tolist()
+    beam: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 0.0)}  # prefix: p_b, p_t, in units of exp(scale)
+    scale = 0.0
+    ceiling = math.exp(most_added)
+    for row, tokens, token_chances, blank_chance in zip(log_probs, likeliest_tokens, chances, blanks, strict=True):
+        both = zip(tokens, token_chances, strict=True)
+        likely = [(token, chance) for token, chance in both if token != blank and chance >= least_chance]
+        known = dict(likely[: 2 * beam_size])
+        stays = {}
+        for prefix, (ends_blank, ends_token) in beam.items():
+            again = 0.0
+            if prefix:
+                repeated, parent = prefix[-1], beam.get(prefix[:-1])
+                chance = known[repeated] if repeated in known else math.exp(row[repeated])
+                again = ends_token * chance
+                if parent is not None and (added is None or repeated in known):  # extended, it is this one
+                    repeats = len(prefix) > 1 and prefix[-2] == repeated
+                    chance *= 1.0 if added is None else math.exp(added(prefix[:-1], repeated))
+                    again += chance * (parent[0] if repeats else parent[0] + parent[1])
+            stays[prefix] = ((ends_blank + ends_token) * blank_chance, again)
+        entries = [(sum(parts), parts, prefix, None) for prefix, parts in stays.items()]
+        least = 0.0 if len(entries) < beam_size else min(entry[0] for entry in entries)
+        for prefix, (ends_blank, ends_token) in beam.items():
+            whole, last = ends_blank + ends_token, prefix[-1] if prefix else None
+            for token, chance in known.items():
+                if chance * whole * ceiling <= least:
+                    break  # and so are all that follow
+                if (*prefix, token) in stays:
+                    continue
+                total = chance * (ends_blank if token == last else whole)
+                if added is not None and total * ceiling > least:
+                    total *= math.exp(added(prefix, token))
+                if total > least:
+                    entries.append((total, (0.0, total), prefix, token))
+        best = nlargest(beam_size, entries, key=lambda entry: entry[0])
+        largest = best[0][0]
+        scale += math.log(largest)
+        beam = {
+            prefix if token is None else (*prefix, token): (parts[0] / largest, parts[1] / largest)
+            for _, parts, prefix, token in best
+        }
+    return [(text, scale + math.log(sum(parts))) for text, parts in beam.items() if sum(parts) > 0]
+
+
+def prefix_beams_in_turn(
+    log_probs: Tensor,
+    lengths: Tensor,
+    blank: int,
+    beam_size: int,
+    padding: int,
+    added: Callable[[tuple[int, ...], int], float] | None = None,
+    most_added: float = 0.0,
+    least_chance: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `prefix_beam_search` returns, by `prefix_beam_of_sentence` for one row after the other: for CPUs, where the
+    calls of a search in tensors take longer than the search.
+
+    Args:
+        added, most_added: as in `prefix_beam_of_sentence`.
+    """
+    log_probs = full_precision(log_probs)
+    likely = log_probs.topk(min(2 * beam_size + 1, log_probs.shape[2]), dim=-1).indices
+    options, found = (blank, beam_size, added, most_added, least_chance), []
+    for row, candidates, length in zip(log_probs.numpy(), likely.numpy(), lengths.tolist(), strict=True):
+        beam = prefix_beam_of_sentence(row[:length], candidates[:length], *options)
+        found.append([*beam, *[((), float("-inf"))] * (beam_size - len(beam))])
+    counts = torch.tensor([[len(text) for text, _ in row] for row in found])
+    scores = torch.tensor([[score for _, score in row] for row in found], dtype=log_probs.dtype)
+    texts = torch.full((*counts.shape, max(1, int(counts.max()))), padding)
+    for number, row in enumerate(found):
+        for place, (text, _) in enumerate(row):
+            texts[number, place, : len(text)] = torch.tensor(text, dtype=torch.long)
+    return texts, counts, scores
+
+
+def viterbi_path(
+    log_probs: Tensor, targets: Tensor, canvas_lengths: Tensor, target_lengths: Tensor, blank: int
+) -> tuple[Tensor, Tensor]:
+    """argmax_a Π_t p(a_t) over the CTC paths a that collapse to the target: rows × canvas, and log p of each path.
+
+    A position may stay at its symbol, go to the next, or skip a blank between two different tokens. A target that does
+    not fit on its canvas has no path: its row is all blank and its log p is −∞. Positions behind the canvas are blank.
+
+    >>> uniform = torch.zeros(1, 3, 9).log_softmax(-1)
+    >>> viterbi_path(uniform, torch.tensor([[7, 7]]), torch.tensor([3]), torch.tensor([2]), blank=0)[0]
+    tensor([[7, 0, 7]])
+    """
+    rows, canvas, _ = log_probs.shape
+    device, minus = log_probs.device, float("-inf")
+    symbols = torch.full((rows, 2 * targets.shape[1] + 1), blank, device=device)  # blank, y₁, blank, y₂, …, blank
+    symbols[:, 1::2] = targets.clamp_min(0)
+    emitted = log_probs.gather(2, symbols[:, None].expand(-1, canvas, -1))  # rows, canvas, symbols
+    may_skip = torch.zeros_like(symbols, dtype=torch.bool)
+    may_skip[:, 2:] = (symbols[:, 2:] != blank) & (symbols[:, 2:] != symbols[:, :-2])
+
+    score = torch.full(symbols.shape, minus, dtype=log_probs.dtype, device=device)
+    score[:, :2] = emitted[:, 0, :2]
+    moves = torch.zeros(rows, canvas, symbols.shape[1], dtype=torch.long, device=device)  # how many symbols forward
+    for position in range(1, canvas):
+        one = functional.pad(score, (1, 0), value=minus)[:, :-1]
+        two = functional.pad(score, (2, 0), value=minus)[:, :-2].masked_fill(~may_skip, minus)
+        best, move = torch.stack([score, one, two]).max(dim=0)
+        inside = (position < canvas_lengths)[:, None]
+        score = torch.where(inside, best + emitted[:, position], score)
+        moves[:, position] = torch.where(inside, move, 0)
+
+    last = 2 * target_lengths[:, None]
+    ends = torch.cat(
+        [score.gather(1, last), score.gather(1, last - 1)], dim=1
+    )  # on the last blank, or on the last token
+    total, choice = ends.max(dim=1)
+    place = last[:, 0] - choice
+    path = torch.full((rows, canvas), blank, device=device)
+    for position in range(canvas - 1, -1, -1):
+        inside = position < canvas_lengths
+        path[:, position] = torch.where(inside, symbols.gather(1, place[:, None])[:, 0], path[:, position])
+        place = (place - moves[:, position].gather(1, place[:, None])[:, 0]).clamp_min(0)
+    return path.masked_fill((total == minus)[:, None], blank), total

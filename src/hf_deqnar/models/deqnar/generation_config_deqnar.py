@@ -1,0 +1,249 @@
+"""The options of `generate` and their configuration file, `generation_config.json`."""
+
+import copy
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers import GenerationConfig
+
+
+@dataclass
+class Options:
+    """Every generation option, with its default and help; the flags of the command line take theirs from here."""
+
+    max_length: int = field(default=256, metadata={"help": "Most tokens of a translation."})
+    length_beams: int = field(default=1, metadata={"help": "How many of the likeliest lengths are tried."})
+    max_nfe: int | None = field(
+        default=None, metadata={"help": "Most evaluations of a solve; the model's own if unset."}
+    )
+    tol: float | None = field(default=None, metadata={"help": "Residual to stop at; the model's own if unset."})
+    solver: str | None = field(
+        default=None, metadata={"help": "picard, anderson or broyden; the model's own if unset."}
+    )
+    refinement_passes: int = field(
+        default=1, metadata={"help": "Solves per sentence; from the second on, the weakest tokens are masked again."}
+    )
+    input_sampling: bool = field(
+        default=False,
+        metadata={"help": "Let the input predictor choose tokens to reveal, and solve a second time with them."},
+    )
+    sampling_seed: int = field(default=0, metadata={"help": "Another number, another draw of input_sampling."})
+    ctc_beam_size: int = field(default=1, metadata={"help": "Prefixes kept by CTC beam search; 1 takes the best path."})
+    ngram_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the model's n-grams, log p of a text, in CTC beam search."}
+    )
+    token_bonus: float = field(
+        default=0.0, metadata={"help": "What every token adds to a text in CTC beam search with n-grams."}
+    )
+    shortlist: bool | None = field(
+        default=None,
+        metadata={"help": "Look only at the tokens on the model's shortlist; if unset, wherever it has one."},
+    )
+    deduplicate: bool = field(default=False, metadata={"help": "Merge equal neighbouring tokens."})
+    reranker: Any = field(
+        default=None, metadata={"help": "A seq2seq model (or its name) with the same vocabulary that picks the best."}
+    )
+    num_return_sequences: int = field(default=1, metadata={"help": "Translations returned per sentence."})
+    stop_on_stable_tokens: int | None = field(
+        default=None, metadata={"help": "Stop a row whose tokens did not change for this many evaluations."}
+    )
+    return_dict_in_generate: bool = field(default=False, metadata={"help": "Return a DeqNarGenerateOutput."})
+    output_trajectory: bool = field(default=False, metadata={"help": "Also return every evaluation's tokens."})
+
+
+TOKENS = ("bos_token_id", "pad_token_id", "eos_token_id")
+KNOWN = frozenset((*(option.name for option in fields(Options)), *TOKENS))
+
+# Options of transformers that have no effect on these models, whatever their value.
+WITHOUT_EFFECT = frozenset(("use_cache", "early_stopping", "decoder_start_token_id", "synced_gpus", "disable_compile"))
+# Options of transformers that cannot be followed, with the values at which they ask for nothing.
+NEUTRAL_VALUES = {
+    "min_length": (0,),
+    "do_sample": (False,),
+    "temperature": (1.0,),
+    "top_k": (0, 50),
+    "top_p": (1.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "length_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "remove_invalid_values": (False,),
+    "output_scores": (False,),
+    "output_logits": (False,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+}
+REMEDIES = {
+    "do_sample": "translations are deterministic; ask for alternatives with num_return_sequences and num_beams.",
+    "output_scores": "return_dict_in_generate=True returns sequences_scores and token_scores.",
+    "output_logits": "call the model itself, model(**batch).logits.",
+    "output_attentions": "call the model itself, model(**batch, output_attentions=True).",
+    "output_hidden_states": "call the model itself, model(**batch, output_hidden_states=True).",
+    "length_penalty": "token_bonus favours longer texts in a CTC beam search with n-grams.",
+    "no_repeat_ngram_size": "deduplicate=True merges repeated neighbours.",
+    "repetition_penalty": "deduplicate=True merges repeated neighbours.",
+}
+
+
+class DeqNarGenerationConfig(GenerationConfig):
+    """The options of `generate`, saved in and restored from `generation_config.json`.
+
+    Options that have no counterpart in these models are refused with the nearest one that exists. Options that were
+    not given are taken from the model's own configuration when this one is passed to `generate`.
+    """
+
+    def __init__(self, **kwargs) -> None:
+        self.max_new_tokens = None  # read by Seq2SeqTrainer; max_length limits the translation
+        self._from_model_config = kwargs.pop("_from_model_config", None)
+        self.transformers_version = kwargs.pop("transformers_version", None)
+        kwargs.pop("_commit_hash", None)
+        options = without_neutral(kwargs)
+        if "max_new_tokens" in options:
+            options["max_length"] = options.pop("max_new_tokens")
+        self._given = frozenset(KNOWN & options.keys())
+        for option in fields(Options):
+            setattr(self, option.name, options.pop(option.name, option.default))
+        for name in TOKENS:
+            setattr(self, name, options.pop(name, None))
+        refuse_unknown(options)
+        self.validate()
+
+    def validate(self, **unused) -> None:
+        """Refuse values no model could use. What depends on the model is checked by `generate`."""
+        at_least_one = ("max_length", "length_beams", "refinement_passes", "ctc_beam_size", "num_return_sequences")
+        for name in at_least_one:
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
+        for name in ("max_nfe", "stop_on_stable_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be unset or a whole number of at least 1, not {value!r}.")
+        if not isinstance(self.sampling_seed, int) or self.sampling_seed < 0:
+            raise ValueError(f"sampling_seed must be a whole number of at least 0, not {self.sampling_seed!r}.")
+        for name in ("input_sampling", "deduplicate", "return_dict_in_generate", "output_trajectory"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        for name in ("ngram_weight", "token_bonus"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+                raise ValueError(f"{name} must be a number from 0 to 100, not {value!r}.")
+        if self.shortlist not in (None, True, False):
+            raise ValueError(f"shortlist must be unset, True or False, not {self.shortlist!r}.")
+        if not (self.reranker is None or isinstance(self.reranker, str) or hasattr(self.reranker, "config")):
+            raise ValueError(f"reranker must be a seq2seq model or its name, not {self.reranker!r}.")
+        if self.tol is not None and not (isinstance(self.tol, (int, float)) and self.tol > 0):
+            raise ValueError(f"tol must be unset or above 0, not {self.tol!r}.")
+
+    @classmethod
+    def from_model_config(cls, model_config: Any) -> "DeqNarGenerationConfig":
+        """Special tokens from the model; everything else is asked for when generating."""
+        values = model_config if isinstance(model_config, dict) else model_config.to_dict()
+        tokens = {name: values.get(name) for name in TOKENS}
+        config = cls(max_length=min(256, values["max_position_embeddings"]), **tokens)
+        config._original_object_hash = hash(config)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every option. A reranker that is a model, not a name, is left out."""
+        saved = copy.copy(self)
+        saved.reranker = self.reranker if isinstance(self.reranker, str) else None
+        del saved._given
+        return GenerationConfig.to_dict(saved)
+
+    def given(self) -> dict[str, Any]:
+        """Options that were set, or that differ from their defaults."""
+        defaults = {option.name: option.default for option in fields(Options)} | dict.fromkeys(TOKENS)
+        values = {name: getattr(self, name) for name in defaults}
+        return {name: value for name, value in values.items() if name in self._given or value != defaults[name]}
+
+    def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs) -> dict[str, Any]:
+        """Set options; return what is not an option of these models, as transformers expects.
+
+        With `defaults_only`, options that have a value keep it; custom entries are never accepted.
+        """
+        for name in KNOWN & kwargs.keys():
+            value = kwargs.pop(name)
+            if not defaults_only or getattr(self, name) is None:
+                setattr(self, name, value)
+                self._given |= {name}
+        self.validate()
+        return kwargs
+
+
+def merge_options(
+    own: DeqNarGenerationConfig, call: GenerationConfig | None, options: dict[str, Any], beam_option: str
+) -> DeqNarGenerationConfig:
+    """The options of one call of `generate`.
+
+    Args:
+        own: the model's configuration, for everything that the call does not set.
+        call: a configuration for this call, ours or transformers'.
+        options: single options for this call; they take precedence.
+        beam_option: the option that `num_beams` stands for: `length_beams` or `ctc_beam_size`.
+    """
+    asked = {} if call is None else given_options(call, beam_option)
+    asked |= from_transformers(options, beam_option)
+    refuse_unknown({name: value for name, value in asked.items() if name not in KNOWN})
+    settings = copy.copy(own)
+    settings.update(**asked, **implied_options(own, asked))
+    return settings
+
+
+def given_options(config: GenerationConfig, beam_option: str) -> dict[str, Any]:
+    """What a configuration sets, by our names."""
+    if isinstance(config, DeqNarGenerationConfig):
+        return config.given()
+    values = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
+    return from_transformers(values, beam_option)
+
+
+def from_transformers(options: dict[str, Any], beam_option: str) -> dict[str, Any]:
+    """Options with those of transformers renamed to ours, and without those that ask for nothing."""
+    options = without_neutral(options)
+    for theirs, ours in (("num_beams", beam_option), ("max_new_tokens", "max_length")):
+        if theirs in options:
+            options[ours] = options.pop(theirs)
+    return options
+
+
+def without_neutral(options: dict[str, Any]) -> dict[str, Any]:
+    """Without options of transformers that change nothing; those that cannot be followed raise an error."""
+    theirs = {name: value for name, value in options.items() if name not in KNOWN}
+    for name, value in theirs.items():
+        if name in NEUTRAL_VALUES and value is not None and value not in NEUTRAL_VALUES[name]:
+            raise ValueError(f"{name}={value!r} has no counterpart here: {REMEDIES.get(name, 'leave it out.')}")
+    dropped = {name for name, value in theirs.items() if value is None or name in NEUTRAL_VALUES}
+    return {name: value for name, value in options.items() if name not in dropped | WITHOUT_EFFECT}
+
+
+def implied_options(own: DeqNarGenerationConfig, asked: dict[str, Any]) -> dict[str, Any]:
+    """A call for the best path switches off the model's n-grams; without n-grams there is no token bonus."""
+    implied = {}
+    if asked.get("ctc_beam_size") == 1 and "ngram_weight" not in asked:
+        implied["ngram_weight"] = 0.0
+    weight = {"ngram_weight": own.ngram_weight, **asked, **implied}["ngram_weight"]
+    if {"ctc_beam_size", "ngram_weight"} & asked.keys() and not weight and "token_bonus" not in asked:
+        implied["token_bonus"] = 0.0
+    return implied
+
+
+def refuse_unknown(names: dict[str, Any]) -> None:
+    """Raise an error that names the first unknown option and the known one most like it."""
+    if not names:
+        return
+    name = next(iter(names))
+    known = [option.name for option in fields(Options)]
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    meant = "length_beams or ctc_beam_size" if name == "num_beams" else nearest[0] if nearest else None
+    advice = f"did you mean {meant}?" if meant else f"choose among {', '.join(known)}."
+    raise ValueError(f"{name} is not an option of generate; {advice}")
+
+
+__all__ = ["DeqNarGenerationConfig"]

@@ -1,0 +1,527 @@
+"""From an equilibrium to text: generation options and `generate`.
+
+A candidate is one canvas of one sentence: one for CTC, one for every length beam otherwise. All candidates of a batch
+are solved together, each is read as text and scored, and the best of every sentence are returned.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
+
+from .ctc import likeliest, pack, prefix_beam_search, prefix_beams_in_turn
+from .generation_config_deqnar import DeqNarGenerationConfig, merge_options
+from .ngrams import MIN_PROB, Fluency
+from .reranking import check_scorer, load_reranker, teacher_forced, with_end
+from .shortlist import Words, never_written
+from .streaming import Candidates, Draft, DraftReader
+
+if TYPE_CHECKING:
+    from .fixed_point import FixedPoint
+    from .lengths import LengthModel
+    from .refinement_deqnar import Canvas, Source
+
+
+@dataclass
+class DeqNarGenerateOutput(ModelOutput):
+    """What `generate` returns with `return_dict_in_generate=True`; one entry per returned sequence.
+
+    Attributes:
+        sequences: token ids, padded behind the end.
+        sequences_scores: log-probability of the text per token, at most 0: the mean over tokens for predicted lengths,
+            the mean over the path's positions for the best CTC path, log p(text) / tokens for CTC beam search (without
+            what n-grams and `token_bonus` add, which only decide the order), the reranker's mean log-likelihood if
+            there is one. −∞ for a text that is listed twice because there are too few different ones.
+        token_scores: log-probability of every token, 0 at padding; None for CTC beam search.
+        nfe: evaluations of the sequence's own canvas, over all passes.
+        residual, converged: of the last solve; None for `stacked` models.
+        canvas_lengths: how long the chosen canvas was.
+        trajectory: with `output_trajectory`, the drafts of every evaluation.
+    """
+
+    sequences: Tensor | None = None
+    sequences_scores: Tensor | None = None
+    token_scores: Tensor | None = None
+    nfe: Tensor | None = None
+    residual: Tensor | None = None
+    converged: Tensor | None = None
+    canvas_lengths: Tensor | None = None
+    trajectory: list[list[Draft]] | None = None
+
+
+@dataclass
+class Texts:
+    """What was read from the candidates of a batch, one entry per text, sentence by sentence."""
+
+    tokens: Tensor  # padded
+    candidate: Tensor  # which candidate each was read from
+    ranking: Tensor | None = None  # what orders the texts of a sentence
+    scores: Tensor | None = None  # log-probability per token
+    token_scores: Tensor | None = None
+
+
+class DeqNarGenerationMixin:
+    """`generate` for a class with a `config`, a `generation_config` and a `model` that is a `RefinementMixin`.
+
+    Tokens are read by `read_tokens` and `read_scored`, here through an `lm_head`.
+    """
+
+    config: Any
+    model: Any
+    lm_head: Any
+    output_modalities = ("text",)
+    _generation_config: DeqNarGenerationConfig | None = None
+
+    @property
+    def generation_config(self) -> DeqNarGenerationConfig | None:
+        """The model's own options. A transformers `GenerationConfig` that is assigned changes only what it sets."""
+        return self._generation_config
+
+    @generation_config.setter
+    def generation_config(self, config: GenerationConfig | None) -> None:
+        if config is None or isinstance(config, DeqNarGenerationConfig):
+            self._generation_config = config
+        else:
+            own = self._generation_config or DeqNarGenerationConfig.from_model_config(self.config)
+            self._generation_config = merge_options(own, config, {}, self.length_model.beam_option)
+
+    @property
+    def length_model(self) -> "LengthModel":
+        """How the length of a canvas is chosen, what is trained on it and how it is read."""
+        return self.model.length_model
+
+    def prepare(self, *inputs: Any, **options: Any) -> "Source":
+        """Encode the source; see `DeqNarModel.prepare`."""
+        return self.model.prepare(*inputs, **options)
+
+    def lay_out(self, source: "Source", *inputs: Any, **options: Any) -> "Canvas":
+        """A canvas for every source; see `RefinementMixin.lay_out`."""
+        return self.model.lay_out(source, *inputs, **options)
+
+    def solve(self, source: "Source", canvas: "Canvas", **options: Any) -> "FixedPoint":
+        """Solve z = f(z); see `RefinementMixin.solve`."""
+        return self.model.solve(source, canvas, **options)
+
+    def generate(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        streamer: Any = None,
+        labels: Tensor | None = None,
+        inputs: Tensor | None = None,
+        **options,
+    ) -> Tensor | DeqNarGenerateOutput:
+        """Translate a batch. Returns token ids, or a `DeqNarGenerateOutput` with `return_dict_in_generate=True`.
+
+        Args:
+            input_ids, attention_mask: the source, padded on the right.
+            generation_config: options for this call, ours or transformers'; the model's own where it sets none.
+            streamer: receives the final tokens and, if it has `put_draft`, every draft; one sentence at a time.
+            labels: passed by `Seq2SeqTrainer`; they have no influence on the translation.
+            inputs: another name of `input_ids`, as in transformers.
+            options: any option of `DeqNarGenerationConfig`, for this call. Of transformers' options, `num_beams` sets
+                the number of candidates, `max_new_tokens` the length, and those without effect are accepted.
+        """
+        if inputs is not None:
+            if input_ids is not None:
+                raise ValueError("inputs and input_ids are the same argument; pass one of them.")
+            input_ids = inputs
+        assert self.generation_config is not None  # set when the model is built
+        settings = merge_options(self.generation_config, generation_config, options, self.length_model.beam_option)
+        self._check_options(settings)
+        source_mask = self.model.check_source(input_ids, attention_mask, None)
+        assert input_ids is not None  # check_source requires it
+        if streamer is not None and len(input_ids) > 1:
+            raise ValueError(
+                f"A streamer shows one sentence, but the batch has {len(input_ids)}; pass them one by one."
+            )
+
+        with gathered_weights(self), torch.inference_mode():
+            found = self._translate(input_ids, source_mask, settings, streamer)
+        found = leave_inference_mode(found)
+        if streamer is not None:
+            streamer.put(found["sequences"][0].cpu())
+            streamer.end()
+        return DeqNarGenerateOutput(**found) if settings.return_dict_in_generate else found["sequences"]
+
+    def _translate(
+        self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
+    ) -> dict[str, Any]:
+        """What `generate` returns, by name; all but the sequences only if it was asked for."""
+        candidates, drafts = self._refine_candidates(input_ids, source_mask, settings, streamer)
+        texts = self._read_texts(candidates, settings)
+        if settings.reranker is not None:
+            scores = self._rerank(
+                settings.reranker, input_ids, source_mask, texts.tokens, candidates.sentence[texts.candidate]
+            )
+            if texts.ranking is not None:  # places of a beam that no text fills
+                scores = scores.masked_fill(texts.ranking == float("-inf"), float("-inf"))
+            texts.scores = texts.ranking = scores
+        chosen: Tensor | slice = slice(None)
+        if len(texts.tokens) > len(input_ids):
+            sentence = candidates.sentence[texts.candidate]
+            assert texts.ranking is not None  # several texts are always scored
+            assert texts.scores is not None
+            ranking = demote_repeated(texts.ranking, self._without_end(texts.tokens), sentence)
+            texts.scores = texts.scores.masked_fill(ranking == float("-inf"), float("-inf"))
+            chosen = best_per_sentence(ranking, sentence, settings.num_return_sequences)
+        sequences = trim_padding(texts.tokens[chosen], self.config.pad_token_id)
+        if not settings.return_dict_in_generate:
+            return {"sequences": sequences}
+        assert texts.scores is not None  # required by return_dict_in_generate
+        candidate, token_scores = texts.candidate[chosen], texts.token_scores
+        return {
+            "sequences": sequences,
+            "sequences_scores": texts.scores[chosen],
+            "token_scores": None if token_scores is None else token_scores[chosen][:, : sequences.shape[1]],
+            "nfe": candidates.nfe[candidate],
+            "residual": None if candidates.residual is None else candidates.residual[candidate],
+            "converged": None if candidates.converged is None else candidates.converged[candidate],
+            "canvas_lengths": candidates.mask.sum(dim=1)[candidate],
+            "trajectory": None if drafts is None else [drafts[index] for index in candidate.tolist()],
+        }
+
+    def _check_options(self, settings: DeqNarGenerationConfig) -> None:
+        """Refuse combinations that this model cannot do, naming both sides."""
+        self.length_model.check_options(settings)
+        name = self.length_model.beam_option
+        beams = getattr(settings, name)
+        if settings.num_return_sequences > beams:
+            raise ValueError(
+                f"num_return_sequences={settings.num_return_sequences} is more than {name}={beams} candidates; "
+                f"raise {name}."
+            )
+        if settings.stop_on_stable_tokens is not None and not self.config.seeks_equilibrium:
+            raise ValueError("stop_on_stable_tokens has nothing to stop: refinement='stacked' evaluates once.")
+        if settings.shortlist and self.model.shortlist is None:
+            raise ValueError("shortlist=True, but this model has none; give it one with hf-deqnar shortlist.")
+        if settings.ngram_weight and self.model.ngrams is None:
+            raise ValueError(
+                f"ngram_weight={settings.ngram_weight}, but this model has no n-grams; give it some with hf-deqnar "
+                "ngrams."
+            )
+        if settings.ngram_weight and not self.model.ngrams.learned:
+            raise ValueError("This model's n-grams were never learned; give it some with hf-deqnar ngrams.")
+        if settings.ngram_weight and settings.ctc_beam_size == 1:
+            raise ValueError(
+                f"ngram_weight={settings.ngram_weight} is for a beam search; raise ctc_beam_size above 1, or set "
+                "ngram_weight=0."
+            )
+        if settings.token_bonus and not settings.ngram_weight:
+            raise ValueError(
+                f"token_bonus={settings.token_bonus} has no effect without ngram_weight; set both or none."
+            )
+        if settings.input_sampling:
+            self._check_input_sampling(settings)
+
+    def _check_input_sampling(self, settings: DeqNarGenerationConfig) -> None:
+        if self.model.input_head is None:
+            raise ValueError(
+                "input_sampling=True needs an input predictor, which this model has not; "
+                "give it one with hf_deqnar.objectives.input_predictor.fit_input_predictor."
+            )
+        for option in ("refinement_passes", "ctc_beam_size"):
+            if getattr(settings, option) > 1:
+                raise ValueError(
+                    f"input_sampling=True and {option}={getattr(settings, option)} exclude each other: "
+                    "tokens that were sampled stay as they are; set one of them only."
+                )
+
+    def _refine_candidates(
+        self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
+    ) -> tuple[Candidates, list[list[Draft]] | None]:
+        """Encode, lay out the canvases and solve for their equilibria, `refinement_passes` times.
+
+        Two times if inputs are sampled.
+        """
+        source = self.prepare(input_ids, source_mask, shortlist=settings.shortlist is not False)
+        lengths = self.length_model.candidate_lengths(source, settings)  # (sentences, candidates of each)
+        beams = lengths.shape[1]
+        sentence = torch.arange(len(input_ids), device=input_ids.device).repeat_interleave(beams)
+        source = source.select(sentence) if beams > 1 else source
+        canvas = self.lay_out(source, lengths=lengths.flatten())
+        candidates = Candidates(
+            sentence=sentence,
+            canvas=canvas.tokens,
+            mask=canvas.mask,
+            tokens=canvas.tokens,
+            scores=None,
+            nfe=torch.zeros_like(sentence),
+        )
+        observed = settings.stop_on_stable_tokens is not None or settings.output_trajectory
+        observed = observed or hasattr(streamer, "put_draft")
+        read = partial(self._read_draft, source.words)
+        reader = DraftReader(self.config, self.length_model, candidates, settings, streamer, read) if observed else None
+        passes = 2 if settings.input_sampling else settings.refinement_passes
+        for number in range(passes):
+            if number > 0 and settings.input_sampling:
+                noise = sampling_noise(input_ids[sentence], source.mask, canvas.mask, settings.sampling_seed)
+                candidates.canvas = reveal_sampled(candidates, noise)
+            elif number > 0:
+                candidates.canvas = mask_weakest(candidates, number, passes, self.config.mask_token_id)
+            if reader is not None:
+                reader.restart()
+            found = self.solve(
+                source,
+                self.lay_out(source, tokens=candidates.canvas),
+                max_nfe=settings.max_nfe,
+                tol=settings.tol,
+                solver=settings.solver,
+                observe_features=reader,
+            )
+            scored = passes > 1 or settings.return_dict_in_generate or beams > 1
+            self._update(candidates, found, source.words, scored, keep_all=settings.ctc_beam_size > 1)
+            if settings.input_sampling:
+                candidates.masked_chances = self.model.input_head(found.value).float().sigmoid()
+        return candidates, None if reader is None else reader.drafts
+
+    def _logits(self, features: Tensor, words: Words | None) -> Tensor:
+        """Logits of the words, or of all tokens; without those that are never part of a text."""
+        if words is None:
+            logits = self.lm_head(features).float()
+        else:
+            logits = functional.linear(features, self.lm_head.weight[words.tokens]).float()
+        if not logits.sum().isfinite():
+            raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+        never = never_written(self.config)
+        if words is not None:
+            logits, never = words.hide(logits), words.places(never)
+        for place in never:
+            logits[..., place].fill_(float("-inf"))
+        return logits
+
+    def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
+        """The likeliest token of every position."""
+        tokens = likeliest(self._logits(features, words))
+        return tokens if words is None else words.tokens[tokens]
+
+    def read_scored(
+        self, features: Tensor, keep_all: bool, words: Words | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The likeliest token of every position, its log-probability and, with `keep_all`, those of all tokens."""
+        logits = self._logits(features, words)
+        best = likeliest(logits)
+        tokens = best if words is None else words.tokens[best]
+        if not keep_all:
+            return tokens, logits.gather(-1, best[..., None])[..., 0] - logits.logsumexp(dim=-1), None
+        log_probs = logits.log_softmax(dim=-1)
+        scores = log_probs.gather(-1, best[..., None])[..., 0]
+        return tokens, scores, log_probs if words is None else words.spread(log_probs, self.config)
+
+    def _read_draft(self, words: Words | None, rows: Tensor, features: Tensor) -> Tensor:
+        """Tokens of an evaluation in which some rows took part."""
+        return self.read_tokens(features, None if words is None else words.select(rows))
+
+    def _update(self, candidates: Candidates, found: Any, words: Words | None, scored: bool, keep_all: bool) -> None:
+        """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
+        masked = candidates.canvas == self.config.mask_token_id
+        if scored or keep_all:
+            tokens, scores, log_probs = self.read_scored(found.value, keep_all, words)
+            if scores.isnan().any():
+                raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
+            known = torch.zeros_like(scores) if candidates.scores is None else candidates.scores
+            if log_probs is not None and candidates.scores is not None:
+                log_probs = hold_known(log_probs, candidates.tokens, known, masked)
+            candidates.log_probs = log_probs
+            candidates.scores = torch.where(masked, scores, known)
+        else:
+            tokens = self.read_tokens(found.value, words)
+        candidates.tokens = torch.where(masked, tokens, candidates.tokens)
+        candidates.nfe = candidates.nfe + found.nfe
+        candidates.residual, candidates.converged = found.residual, found.converged
+
+    def _read_texts(self, candidates: Candidates, settings: DeqNarGenerationConfig) -> "Texts":
+        """The text of every candidate, or all texts of every candidate's beam."""
+        padding, lengths = self.config.pad_token_id, candidates.mask.sum(dim=1)
+        rows = torch.arange(len(lengths), device=lengths.device)
+        if candidates.log_probs is not None:
+            fluency = self._fluency(settings)
+            tokens, counts, ranking = self._search_beams(candidates.log_probs, lengths, settings, fluency)
+            log_probs = ranking if fluency is None else ranking - fluency.of_text(tokens, counts)
+            scores = log_probs.clamp_max(0) / counts.clamp_min(1)
+            # Without n-grams texts are ranked per token, because their sum favours short ones; a token bonus is tuned.
+            ranking = scores if fluency is None else ranking + fluency.of_end(tokens, counts)
+            tokens = tokens.flatten(0, 1)[:, : settings.max_length]
+            return Texts(tokens, rows.repeat_interleave(settings.ctc_beam_size), ranking.flatten(), scores.flatten())
+        in_text = self.length_model.text_positions(
+            candidates.tokens, candidates.mask, merge_repetitions=settings.deduplicate
+        )
+        tokens, _ = pack(candidates.tokens, in_text, padding)
+        tokens = tokens[:, : settings.max_length]
+        if candidates.scores is None:
+            return Texts(tokens, rows)
+        token_scores, _ = pack(candidates.scores, in_text, 0.0)
+        scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
+        return Texts(tokens, rows, scores, scores, token_scores[:, : settings.max_length])
+
+    def _without_end(self, texts: Tensor) -> Tensor:
+        """Padding in the place of what marks an end: who reads a text does not see it."""
+        ends = self.config.eos_token_id
+        if ends is None:
+            return texts
+        return texts.masked_fill(torch.isin(texts, torch.tensor(ends, device=texts.device)), self.config.pad_token_id)
+
+    def _search_beams(
+        self, log_probs: Tensor, lengths: Tensor, settings: DeqNarGenerationConfig, fluency: Fluency | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The texts of every row's beam, their lengths, and log p of each with what n-grams add."""
+        question = (log_probs, lengths, self.config.blank_token_id, settings.ctc_beam_size)
+        options = {"padding": self.config.pad_token_id, "least_chance": 0.0 if fluency is None else MIN_PROB}
+        if not in_turn(log_probs):
+            return prefix_beam_search(*question, **options, added=fluency)
+        added = None if fluency is None else fluency.one_by_one()[0]
+        return prefix_beams_in_turn(*question, **options, added=added, most_added=settings.token_bonus)
+
+    def _fluency(self, settings: DeqNarGenerationConfig) -> Fluency | None:
+        """What n-grams add in a beam search; None if they are not asked."""
+        if not settings.ngram_weight:
+            return None
+        return Fluency(self.model.ngrams, settings.ngram_weight, settings.token_bonus, self.config.eos_token_id)
+
+    def _rerank(self, reranker: Any, input_ids: Tensor, source_mask: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
+        """Mean log-likelihood per token of every text under the reranker, in one teacher-forced pass."""
+        if isinstance(reranker, str):
+            reranker = load_reranker(reranker, input_ids.device)
+        check_scorer(reranker, self.config.vocab_size, "The reranker")
+        padding, end = self.config.pad_token_id, self.config.eos_token_id
+        labels, real = texts, texts != padding
+        if isinstance(end, int):  # the reranker also judges where a text ends
+            labels, real = with_end(texts, real, end)
+        scores = teacher_forced(reranker, input_ids[sentence], source_mask[sentence], labels, real, "the reranker")
+        return scores.sum(dim=1) / real.sum(dim=1).clamp_min(1)
+
+    def adjust_generation_fn(
+        self,
+        generation_config: GenerationConfig | None,
+        from_auto_class: bool,
+        from_pipeline: str | None,
+        pretrained_model_name_or_path: str | None,
+        cache_dir: str | None,
+        force_download: bool,
+        proxies: dict | None,
+        local_files_only: bool,
+        token: str | bool | None,
+        revision: str | None,
+        subfolder: str,
+        trust_remote_code: bool,
+        **rest,
+    ) -> None:
+        """Called by `from_pretrained`: take up the saved options, ours included."""
+        if generation_config is not None:
+            self.generation_config = generation_config
+        elif pretrained_model_name_or_path is not None:
+            where = {"cache_dir": cache_dir, "force_download": force_download, "proxies": proxies, "token": token}
+            where |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder}
+            path, file = pretrained_model_name_or_path, GENERATION_CONFIG_NAME
+            # Without the file the defaults of __init__ stand; one that cannot be read is an error.
+            if cached_file(path, file, _raise_exceptions_for_missing_entries=False, **where) is not None:
+                self.generation_config = DeqNarGenerationConfig.from_pretrained(path, **where)
+
+
+@contextmanager
+def gathered_weights(model: Any) -> Iterator[None]:
+    """The whole weights of a model that `fully_shard` has sharded; other models are left alone.
+
+    Sharded modules gather their weights in `forward`, which generation does not call. Every process must enter.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        yield
+        return
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    sharded = [
+        module
+        for module in model.modules()
+        if any(isinstance(weight, DTensor) for weight in module.parameters()) and isinstance(module, FSDPModule)
+    ]
+    for module in sharded:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in sharded:
+            module.reshard()
+
+
+def in_turn(values: Tensor) -> bool:
+    """Whether rows are better searched one after the other, by a processor that need not be told every step."""
+    return values.device.type == "cpu"
+
+
+def leave_inference_mode(found: dict[str, Any]) -> dict[str, Any]:
+    """Copies: what was made in inference mode can have no part in a loss, which a translation may."""
+    copies: dict[str, Any] = {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
+    if found.get("trajectory") is not None:
+        copies["trajectory"] = [
+            [Draft(draft.tokens.clone(), draft.residual) for draft in drafts] for drafts in found["trajectory"]
+        ]
+    return copies
+
+
+def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:
+    """The canvas of pass t of T: the ⌊N·(1 − t/T)⌋ least sure tokens become `<mask>` again (Mask-Predict)."""
+    assert candidates.scores is not None  # every pass but the last is scored
+    count = candidates.mask.sum(dim=1) * (passes - number) // passes
+    rank = candidates.scores.masked_fill(~candidates.mask, float("inf")).argsort(dim=1).argsort(dim=1)
+    return torch.where(rank < count[:, None], mask_token, candidates.tokens).where(candidates.mask, candidates.canvas)
+
+
+def hold_known(log_probs: Tensor, tokens: Tensor, scores: Tensor, masked: Tensor) -> Tensor:
+    """Where a token was known, it alone is possible, with the score it has had: a beam must not lose it again."""
+    only = torch.full_like(log_probs, float("-inf")).scatter(2, tokens[..., None], scores[..., None])
+    return torch.where(masked[..., None], log_probs, only)
+
+
+def reveal_sampled(candidates: Candidates, noise: Tensor) -> Tensor:
+    """Z drawn from the input predictor: arg-max P(t_i | X) where z_i is not masked (MPLE paper, appendix E.6)."""
+    assert candidates.masked_chances is not None  # the first pass has asked the input predictor
+    revealed = (noise >= candidates.masked_chances) & candidates.mask
+    return torch.where(revealed, candidates.tokens, candidates.canvas)
+
+
+def sampling_noise(source: Tensor, source_mask: Tensor, mask: Tensor, seed: int) -> Tensor:
+    """Uniform in [0, 1), candidates × positions: a function of the candidate's own source and length, and the seed."""
+    noise = torch.zeros(mask.shape)
+    for place, canvas in enumerate(mask.sum(dim=1).tolist()):
+        tokens = source[place][source_mask[place]].tolist()
+        digest = hashlib.blake2b(repr((seed, canvas, tokens)).encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+        noise[place, :canvas] = torch.rand(canvas, generator=generator)
+    return noise.to(mask.device)
+
+
+def demote_repeated(scores: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
+    """Of equal texts in a sentence's list all but the best go to the end: lengths are clamped, texts may be cut."""
+    sentences = int(sentence.max()) + 1
+    grouped, score = texts.reshape(sentences, -1, texts.shape[1]), scores.reshape(sentences, -1)
+    same = (grouped[:, :, None] == grouped[:, None]).all(dim=-1)  # sentences, texts, texts
+    worse = score[:, :, None] < score[:, None]
+    later = torch.ones_like(same).tril(diagonal=-1) & (score[:, :, None] == score[:, None])
+    return scores.masked_fill((same & (worse | later)).any(dim=2).flatten(), float("-inf"))
+
+
+def best_per_sentence(scores: Tensor, sentence: Tensor, count: int) -> Tensor:
+    """Which texts to return: the `count` best of every sentence, sentence by sentence."""
+    sentences = int(sentence.max()) + 1
+    grouped = scores.reshape(sentences, -1)  # texts stand sentence by sentence
+    best = grouped.topk(count, dim=1).indices
+    return (best + torch.arange(sentences, device=scores.device)[:, None] * grouped.shape[1]).flatten()
+
+
+def trim_padding(sequences: Tensor, padding: int) -> Tensor:
+    """Drop columns that are padding in every row, but leave one."""
+    longest = int((sequences != padding).sum(dim=1).max())
+    return sequences[:, : max(1, longest)]
+
+
+__all__ = ["DeqNarGenerateOutput", "DeqNarGenerationConfig", "DeqNarGenerationMixin"]

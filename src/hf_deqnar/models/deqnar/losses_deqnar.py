@@ -1,0 +1,226 @@
+"""Losses computed from features, without keeping the logits of the whole vocabulary.
+
+The projection to the vocabulary takes most of a small model's training time. A likelihood needs, of all the logits of a
+position, their normaliser and those of the sentence's own words. Logits are therefore computed in chunks, for unpadded
+positions only, and the gradients are computed while a chunk is in memory.
+
+CTC, Viterbi alignment, AXE and OaXE work on a vocabulary of the sentence's own words: number 0 is the blank, and number
+i + 1 is word i of the target, or an earlier word that equals it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .ctc import ctc_of_log_probs, full_precision, likeliest, needed_canvas
+
+CHUNK = 2**20  # logits made at a time; measured on two cores, where 2^18 to 2^22 differ little
+
+
+@dataclass
+class OwnWords:
+    """The vocabulary of every row's own words, and the row's labels in it."""
+
+    words: Tensor  # rows, 1 + length: token ids, the blank first
+    labels: Tensor  # rows, length: places in `words`; −100 at padding
+
+    @classmethod
+    def of(cls, labels: Tensor, blank: int) -> "OwnWords":
+        """Equal words have one place, that of the first: CTC must see that they are equal.
+
+        >>> OwnWords.of(torch.tensor([[7, 8, 7, -100]]), blank=5).labels
+        tensor([[   1,    2,    1, -100]])
+        """
+        words = labels.clamp_min(0)
+        first = (words[:, :, None] == words[:, None, :]).int().argmax(dim=2)
+        blanks = torch.full_like(words[:, :1], blank)
+        return cls(torch.cat([blanks, words], dim=1), (first + 1).masked_fill(labels < 0, -100))
+
+    def tokens(self, places: Tensor) -> Tensor:
+        """Token ids of places in the vocabulary; −100 stays."""
+        return self.words.gather(1, places.clamp_min(0)).masked_fill(places < 0, -100)
+
+
+@dataclass
+class TargetScores:
+    """A model's prediction at every position of a canvas, as far as a target needs it; 0 at padding."""
+
+    tokens: Tensor  # (batch, canvas): the likeliest token
+    log_probs: Tensor  # (batch, canvas, 1 + length): of the row's own words
+
+
+@dataclass
+class Targets:
+    """What is to be predicted on a canvas."""
+
+    labels: Tensor  # (batch, length); −100 at padding
+    canvas_mask: Tensor  # (batch, canvas)
+    revealed: Tensor | None = None  # (batch, canvas): positions where the canvas shows the token
+    label_smoothing: float = 0.0
+
+    def select(self, rows: Tensor) -> "Targets":
+        """The targets of some rows."""
+        revealed = None if self.revealed is None else self.revealed[rows]
+        return Targets(self.labels[rows], self.canvas_mask[rows], revealed, self.label_smoothing)
+
+
+@torch.no_grad()
+def score_targets(features: Tensor, mask: Tensor, weight: Tensor, words: Tensor) -> TargetScores:
+    """Project features (batch, canvas, d_model) to the vocabulary; keep the likeliest token and the row's own words."""
+    row = mask.nonzero()[:, 0]
+    packed = features[mask]
+    tokens = torch.zeros(mask.shape, dtype=torch.long, device=mask.device)
+    shape = (*mask.shape, words.shape[1])
+    own = torch.zeros(shape, dtype=torch.promote_types(features.dtype, torch.float32), device=mask.device)
+    best, kept = [], []
+    for part in _chunks(len(packed), weight.shape[0]):
+        logits = _logits(packed[part], weight)
+        best.append(likeliest(logits))
+        kept.append(logits.gather(1, words[row[part]]) - logits.logsumexp(dim=-1, keepdim=True))
+    tokens[mask], own[mask] = torch.cat(best), torch.cat(kept)
+    return TargetScores(tokens, own)
+
+
+def cross_entropy_total(features: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """−Σ_i log p(t_i), with p = softmax(features · weightᵀ) and (1 − ε) on the token, ε spread over all.
+
+    Args:
+        features: positions × width, only those that count.
+        targets: positions.
+    """
+    return _CrossEntropy.apply(features, weight, targets, smoothing)
+
+
+def ctc_total(
+    features: Tensor,
+    mask: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    blank: int,
+) -> tuple[Tensor, Tensor]:
+    """The CTC loss summed over rows, and which rows fit on their canvas; the others have no part in it.
+
+    Args:
+        features: rows × canvas × width.
+        labels: rows × length, −100 at padding.
+    """
+    fits = needed_canvas(labels, (labels >= 0).sum(dim=1)) <= mask.sum(dim=1)
+    return _Connectionist.apply(features, weight, mask, labels, blank, fits), fits
+
+
+def _logits(features: Tensor, weight: Tensor) -> Tensor:
+    return full_precision(features @ weight.T)
+
+
+def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax, and log Σ exp read off at the likeliest word: torch's softmax is one pass, its logsumexp several."""
+    probabilities = logits.softmax(dim=-1)
+    return probabilities, logits.amax(dim=-1, keepdim=True) - probabilities.amax(dim=-1, keepdim=True).log()
+
+
+def _chunks(count: int, logits_of_each: int) -> list[slice]:
+    size = max(1, CHUNK // logits_of_each)
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+class _LinearLoss(Function):
+    """A loss of softmax(features · weightᵀ) whose gradients are found in the forward pass, where the logits are."""
+
+    @staticmethod
+    def start(ctx: Any, features: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Room for the gradients, None where they are not needed."""
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        wanted = ctx.needs_input_grad
+        return (
+            torch.zeros(features.shape, dtype=dtype, device=features.device) if wanted[0] else None,
+            torch.zeros(weight.shape, dtype=dtype, device=weight.device) if wanted[1] else None,
+        )
+
+    @staticmethod
+    def finish(ctx: Any, gradients: tuple[Tensor | None, Tensor | None], features: Tensor, weight: Tensor) -> None:
+        ctx.dtypes = (features.dtype, weight.dtype)
+        ctx.save_for_backward(*gradients)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        found = [
+            None if saved is None else (saved * gradient).to(dtype)
+            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*found, *[None] * (len(ctx.needs_input_grad) - 2))
+
+
+class _CrossEntropy(_LinearLoss):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+        to_features, to_weight = _LinearLoss.start(ctx, features, weight)
+        losses = []
+        for part in _chunks(len(features), weight.shape[0]):
+            logits = _logits(features[part], weight)
+            probabilities, normaliser = _softmax(logits)
+            chosen = logits.gather(1, targets[part, None])
+            spread = logits.mean(dim=-1, keepdim=True) if smoothing else 0.0
+            losses.append((normaliser - (1 - smoothing) * chosen - smoothing * spread).sum())
+            if to_features is None and to_weight is None:
+                continue
+            # ∂loss/∂logits = p − (1 − ε)·[token] − ε/V
+            slope = probabilities
+            if smoothing:
+                slope.sub_(smoothing / weight.shape[0])
+            slope.scatter_add_(1, targets[part, None], torch.full_like(chosen, smoothing - 1))
+            _pass_on(slope, features[part], weight, None if to_features is None else to_features[part], to_weight)
+        _LinearLoss.finish(ctx, (to_features, to_weight), features, weight)
+        return torch.stack(losses).sum() if losses else features.sum() * 0.0
+
+
+class _Connectionist(_LinearLoss):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, mask: Tensor, labels: Tensor, blank: int, fits: Tensor
+    ) -> Tensor:
+        to_features, to_weight = _LinearLoss.start(ctx, features, weight)
+        with_gradient = to_features is not None or to_weight is not None
+        own = OwnWords.of(labels, blank)
+        lengths, canvas_lengths = (labels >= 0).sum(dim=1), mask.sum(dim=1)
+        losses = []
+        for rows in _chunks(len(features), mask.shape[1] * weight.shape[0]):
+            inside = mask[rows]
+            row = inside.nonzero()[:, 0]
+            packed = features[rows][inside]
+            logits = _logits(packed, weight)
+            probabilities, normaliser = _softmax(logits)
+            columns = own.words[rows][row]
+            scores = logits.new_zeros(*inside.shape, columns.shape[1])
+            scores[inside] = logits.gather(1, columns) - normaliser
+            with torch.enable_grad():
+                scores.requires_grad_(with_gradient)
+                loss = ctc_of_log_probs(scores, own.labels[rows], canvas_lengths[rows], lengths[rows], 0)
+                loss = (loss * fits[rows]).sum()
+            losses.append(loss.detach())
+            if not with_gradient:
+                continue
+            # torch's gradient is p − γ, with γ the share of paths that pass a word here; over all logits it is the
+            # same, and γ is zero for words that are not the sentence's own.
+            (gradient,) = torch.autograd.grad(loss, scores)
+            passing = (scores.detach().exp() - gradient)[inside]
+            slope = probabilities.scatter_add_(1, columns, -passing)
+            slope.mul_(fits[rows][row][:, None])
+            part = None if to_features is None else torch.zeros_like(packed, dtype=slope.dtype)
+            _pass_on(slope, packed, weight, part, to_weight)
+            if part is not None:
+                to_features[rows][inside] = part
+        _LinearLoss.finish(ctx, (to_features, to_weight), features, weight)
+        return torch.stack(losses).sum()
+
+
+def _pass_on(
+    slope: Tensor, features: Tensor, weight: Tensor, to_features: Tensor | None, to_weight: Tensor | None
+) -> None:
+    """From ∂loss/∂logits to features and weight; the latter is added to."""
+    if to_features is not None:
+        to_features.copy_(slope @ weight.to(slope.dtype))
+    if to_weight is not None:
+        to_weight.addmm_(slope.T, features.to(slope.dtype))

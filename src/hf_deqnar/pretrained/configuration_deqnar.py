@@ -1,0 +1,1 @@
+../models/deqnar/configuration_deqnar.py

@@ -1,0 +1,1 @@
+../models/deqnar/conversion_deqnar.py

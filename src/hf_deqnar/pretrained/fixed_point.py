@@ -1,0 +1,1 @@
+../models/deqnar/fixed_point.py

@@ -1,0 +1,1 @@
+../models/deqnar/generation_config_deqnar.py

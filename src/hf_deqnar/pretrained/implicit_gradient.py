@@ -1,0 +1,1 @@
+../models/deqnar/implicit_gradient.py

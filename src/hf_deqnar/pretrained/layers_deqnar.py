@@ -1,0 +1,1 @@
+../models/deqnar/layers_deqnar.py

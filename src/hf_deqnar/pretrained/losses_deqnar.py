@@ -1,0 +1,1 @@
+../models/deqnar/losses_deqnar.py

@@ -1,0 +1,1 @@
+../models/deqnar/modeling_deqnar.py

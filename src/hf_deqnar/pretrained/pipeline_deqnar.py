@@ -1,0 +1,1 @@
+../models/deqnar/pipeline_deqnar.py

@@ -1,0 +1,1 @@
+../models/deqnar/refinement_deqnar.py

@@ -1,0 +1,1 @@
+../models/deqnar/transition_deqnar.py

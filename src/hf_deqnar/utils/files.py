@@ -1,0 +1,106 @@
+"""Atomic writing of files, and checks whose errors name the file and the remedy."""
+
+import contextlib
+import gzip
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+
+def check_writable(path: Path | None) -> None:
+    """Raise if an output file cannot be created at `path`; called before long computations."""
+    check_parent(path)
+    if path is not None and path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file.")
+
+
+def check_parent(path: Path | None) -> None:
+    """Raise if the folder that is to contain `path` does not exist."""
+    if path is not None and not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {path.parent} to write {path.name} into.")
+
+
+@contextlib.contextmanager
+def reading_weights(name: str, expected: str = "its config.json describes") -> Iterator[None]:
+    """Replace the errors of loading a model's weights by one line that names the model.
+
+    Args:
+        name: of the model.
+        expected: end of the sentence "The weights of … are not those that …", if shapes differ.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"The weights of {name} are damaged: {error}") from error
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(f"The weights of {name} are not those that {expected}.") from error
+
+
+def write_atomically(path: Path, lines: Iterable[str], folder: Path | None = None) -> None:
+    """Write lines of text, gzipped if the name ends in `.gz`, to a temporary file that is then renamed to `path`.
+
+    Equal lines give equal bytes: the gzip header contains neither the time nor the file name.
+
+    Args:
+        path: of the finished file.
+        lines: without line ends.
+        folder: of the temporary file, on the same file system; that of `path` by default.
+    """
+    unfinished = (folder or path.parent) / f"{path.name}.{uuid.uuid4().hex}.unfinished"
+    try:
+        with open(unfinished, "wb") as file:
+            output = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else contextlib.nullcontext(file)
+            with output as stream:
+                for line in lines:
+                    stream.write(line.encode("utf-8") + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: dict[str, Any], folder: Path | None = None) -> None:
+    """Write an indented JSON object with `write_atomically`.
+
+    Args:
+        path, folder: as for `write_atomically`.
+        values: the object.
+    """
+    write_atomically(path, [json.dumps(values, indent=2, ensure_ascii=False)], folder)
+
+
+def read_json(path: Path, *names: str, remedy: str) -> dict[str, Any]:
+    """Read a JSON object written by `write_json`.
+
+    Args:
+        path: of the file.
+        names: keys that the object must have.
+        remedy: what the user can do if the file is damaged; ends the error message.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged (not a JSON object); {remedy}.")
+    if missing := sorted(set(names) - found.keys()):
+        raise ValueError(f"{path} is damaged (no {', '.join(missing)}); {remedy}.")
+    return found
+
+
+def write_error(path: Path, error: OSError) -> OSError:
+    """The error to raise when `path` could not be written."""
+    return OSError(
+        f"{path} could not be written ({error.strerror or error}); all finished files are intact. Fix the cause and "
+        "run the same command again to resume."
+    )

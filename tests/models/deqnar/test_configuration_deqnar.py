@@ -1,0 +1,75 @@
+import pytest
+
+from hf_deqnar import DeqNarConfig
+
+from ...conftest import small_config
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "heads"), [("tiny", 128, 4), ("small", 256, 4), ("base", 512, 8), ("big", 1024, 16)]
+)
+def test_presets_have_the_promised_sizes(name, width, heads):
+    config = DeqNarConfig.preset(name)
+    assert (config.d_model, config.encoder_attention_heads, config.decoder_attention_heads) == (width, heads, heads)
+    assert config.encoder_ffn_dim == config.decoder_ffn_dim == 4 * width
+
+
+def test_a_preset_can_be_overridden():
+    config = DeqNarConfig.preset("tiny", d_model=64, refinement="mixed")
+    assert (config.d_model, config.refinement) == (64, "mixed")
+
+
+def test_names_of_other_models_work_too():
+    config = DeqNarConfig.preset("tiny")
+    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (128, 4, 4)
+
+
+@pytest.mark.parametrize(("length", "copied"), [("ctc", True), ("predict", False)])
+def test_the_source_is_copied_where_the_canvas_would_be_blank_without_it(length, copied):
+    assert small_config(length=length).copies_source is copied
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"refinement": "implict"}, ["refinement='implict'", "implicit"]),
+        ({"solver": "newton"}, ["solver='newton'", "anderson"]),
+        ({"gradient": "exact"}, ["gradient='exact'", "ift"]),
+        ({"length": "ctc", "source_copy": "none"}, ["length='ctc'", "source_copy='none'", "uniform"]),
+        ({"refinement": "mixed", "tie_word_embeddings": False}, ["refinement='mixed'", "tie_word_embeddings=False"]),
+        ({"refinement": "explicit", "tie_word_embeddings": False}, ["refinement='explicit'", "tie_word_embeddings"]),
+        ({"weight_norm_clip": 2.0}, ["weight_norm_clip=2.0", "weight_norm='none'"]),
+        ({"weight_norm": "weight", "weight_norm_clip": -1.0}, ["weight_norm_clip", "-1.0"]),
+        ({"refinement": "stacked", "gradient": "ift"}, ["refinement='stacked'", "gradient='ift'"]),
+        ({"feedback": "fixed"}, ["feedback='fixed'", "learned"]),
+        ({"refinement": "stacked", "feedback": "learned"}, ["refinement='stacked'", "feedback='learned'"]),
+        ({"weight_norm": "spectral", "feedback": "learned"}, ["feedback='learned'", "weight_norm='spectral'"]),
+        ({"d_model": 30}, ["d_model=30", "encoder_attention_heads=4"]),
+        ({"tol": 0.0}, ["tol", "0.0"]),
+        ({"tol": -1e-3}, ["tol"]),
+        ({"max_nfe": 0}, ["max_nfe", "0"]),
+        ({"damping": 1.5}, ["damping", "1.5"]),
+        ({"dropout": 1.0}, ["dropout", "1.0"]),
+        ({"mask_token_id": 5}, ["mask_token_id=5", "blank_token_id=5"]),
+        ({"blank_token_id": 50}, ["blank_token_id=50", "vocab_size=50"]),
+        ({"pad_token_id": None}, ["pad_token_id=None"]),
+        ({"length": "ctc", "max_position_embeddings": 3}, ["ctc_upsampling=2", "max_position_embeddings=3"]),
+    ],
+)
+def test_an_impossible_configuration_is_refused_by_name(fields, named):
+    with pytest.raises(ValueError, match=r".") as caught:
+        small_config(**fields)
+    for words in named:
+        assert words in str(caught.value)
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"'huge'.*tiny, small, base, big"):
+        DeqNarConfig.preset("huge")
+
+
+def test_a_configuration_broken_later_cannot_be_saved(tmp_path):
+    config = small_config()
+    config.solver = "newton"
+    with pytest.raises(Exception, match="solver='newton'"):
+        config.save_pretrained(tmp_path)

@@ -1,0 +1,266 @@
+import itertools
+import math
+from collections import defaultdict
+
+import pytest
+import torch
+
+from hf_deqnar.models.deqnar.ctc import (
+    collapse,
+    ctc_loss,
+    likeliest,
+    needed_canvas,
+    prefix_beam_of_sentence,
+    prefix_beam_search,
+    prefix_beams_in_turn,
+    viterbi_path,
+)
+from hf_deqnar.objectives.matching import aligned_target, edit_distance, matched_target
+
+
+def by_definition(path: tuple[int, ...], blank: int) -> list[int]:
+    """Merge repetitions, then drop blanks: the definition, written out."""
+    return [token for token, _ in itertools.groupby(path) if token != blank]
+
+
+@pytest.mark.parametrize("target", [[1], [2, 2], [1, 2, 1], [3]])
+def test_ctc_sums_over_all_paths(target):
+    blank, canvas, vocabulary = 0, 4, 4
+    logits = torch.randn(1, canvas, vocabulary, dtype=torch.float64)
+    probabilities = logits.softmax(dim=-1)[0]
+    total = sum(
+        torch.stack([probabilities[t, token] for t, token in enumerate(path)]).prod()
+        for path in itertools.product(range(vocabulary), repeat=canvas)
+        if by_definition(path, blank) == target
+    )
+    loss, fits = ctc_loss(logits, torch.tensor([target]), torch.tensor([canvas]), torch.tensor([len(target)]), blank)
+    assert fits.all()
+    torch.testing.assert_close(loss[0].double(), -total.log(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_target_that_does_not_fit_costs_nothing_and_says_so():
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    targets = torch.tensor([[1, 1, 1], [1, 2, -100]])
+    loss, fits = ctc_loss(logits, targets, torch.tensor([3, 3]), torch.tensor([3, 2]), blank=0)
+    loss.sum().backward()
+    assert fits.tolist() == [False, True]
+    assert loss[0] == 0
+    assert logits.grad.isfinite().all()
+    assert (logits.grad[0] == 0).all()
+
+
+def all_texts(log_probabilities: torch.Tensor, blank: int) -> dict[tuple[int, ...], float]:
+    """Every text and its probability, by enumerating every path."""
+    canvas, vocabulary = log_probabilities.shape
+    texts = defaultdict(float)
+    for path in itertools.product(range(vocabulary), repeat=canvas):
+        probability = math.exp(sum(float(log_probabilities[t, token]) for t, token in enumerate(path)))
+        texts[tuple(by_definition(path, blank))] += probability
+    return dict(sorted(texts.items(), key=lambda item: -item[1]))
+
+
+def test_collapse_is_merging_and_then_dropping_blanks():
+    for path in itertools.product(range(3), repeat=5):
+        for length in range(1, 6):
+            tokens, counts = collapse(torch.tensor([path]), torch.tensor([length]), blank=0, padding=9)
+            assert tokens[0, : int(counts)].tolist() == by_definition(path[:length], blank=0)
+
+
+def test_collapse_pads_what_is_shorter():
+    paths = torch.tensor([[1, 0, 1, 2], [0, 0, 0, 0], [5, 5, 5, 5]])
+    tokens, counts = collapse(paths, torch.tensor([4, 4, 4]), blank=0, padding=9)
+    assert tokens.tolist() == [[1, 1, 2], [9, 9, 9], [5, 9, 9]]
+    assert counts.tolist() == [3, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wide_prefix_beam_finds_what_enumeration_finds(seed):
+    torch.manual_seed(seed)
+    blank, lengths = 2, [5, 3, 1]
+    log_probabilities = (2 * torch.randn(3, 5, 4, dtype=torch.float64)).log_softmax(dim=-1)
+    texts, counts, scores = prefix_beam_search(log_probabilities, torch.tensor(lengths), blank, 400, padding=9)
+    for row, length in enumerate(lengths):
+        expected = all_texts(log_probabilities[row, :length], blank)
+        for rank, (text, probability) in enumerate(expected.items()):
+            assert texts[row, rank, : counts[row, rank]].tolist() == list(text)
+            assert math.exp(scores[row, rank]) == pytest.approx(probability, rel=1e-9)
+        assert scores[row, : len(expected)].logsumexp(dim=0).item() == pytest.approx(0, abs=1e-9)
+
+
+def test_a_narrow_prefix_beam_beats_the_best_path_on_average_and_never_overestimates():
+    torch.manual_seed(0)
+    log_probabilities = (2 * torch.randn(12, 5, 4, dtype=torch.float64)).log_softmax(dim=-1)
+    lengths = torch.full((12,), 5)
+    texts, counts, scores = prefix_beam_search(log_probabilities, lengths, 0, 4, padding=9)
+    best_path, best_counts = collapse(log_probabilities.argmax(dim=-1), lengths, 0, 9)
+    gains = []
+    for row in range(12):
+        exact = all_texts(log_probabilities[row], 0)
+        found = exact[tuple(texts[row, 0, : counts[row, 0]].tolist())]
+        assert math.exp(scores[row, 0]) <= found + 1e-12
+        gains.append(found - exact[tuple(best_path[row, : best_counts[row]].tolist())])
+    assert sum(gains) > 0
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size):
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary, blank = 30, 4
+    logits = torch.randn(6, 12, vocabulary, generator=generator, dtype=torch.float64)
+    logits[:, :, :6] += 2.0 * (1 + seed)  # few tokens and the blank, over and over: prefixes meet
+    log_probabilities = logits.log_softmax(dim=-1)
+    lengths = torch.full((6,), 12)
+    texts, counts, scores = prefix_beam_search(
+        log_probabilities, lengths, blank, beam_size, padding=0, tokens_per_step=vocabulary - 1
+    )
+    candidates = logits.topk(2 * beam_size + 1, dim=-1).indices
+    for row in range(6):
+        found = prefix_beam_of_sentence(log_probabilities[row].numpy(), candidates[row].numpy(), blank, beam_size)
+        expected = [tuple(texts[row, place, : counts[row, place]].tolist()) for place in range(beam_size)]
+        assert [text for text, _ in found] == expected
+        assert [score for _, score in found] == pytest.approx(scores[row].tolist())
+
+
+def test_a_long_and_unsure_sentence_does_not_vanish_in_its_beam():
+    log_probabilities = torch.full((400, 50), 1 / 50, dtype=torch.float64).log()
+    candidates = torch.arange(7).expand(400, -1)
+    ((_, score), *_) = prefix_beam_of_sentence(log_probabilities.numpy(), candidates.numpy(), blank=0, beam_size=3)
+    assert -400 * 50 < score < -700  # exp(−700) is all that a float can hold
+
+
+@pytest.mark.parametrize("beam_size", [1, 4, 30])
+def test_rows_searched_in_turn_are_those_searched_together(beam_size):
+    generator = torch.Generator().manual_seed(5)
+    log_probabilities = torch.randn(5, 7, 6, generator=generator, dtype=torch.float64).log_softmax(dim=-1)
+    question = (log_probabilities, torch.tensor([7, 1, 4, 2, 6]), 0, beam_size)
+    texts, counts, scores = prefix_beam_search(*question, padding=9)
+    others, other_counts, other_scores = prefix_beams_in_turn(*question, padding=9)
+    found = scores > float("-inf")
+    assert torch.equal(found, other_scores > float("-inf"))  # a short row has not so many texts
+    assert beam_size < 30 or not found.all()
+    torch.testing.assert_close(other_scores, scores)
+    assert torch.equal(other_counts[found], counts[found])
+    assert torch.equal(others[found], texts[found])
+
+
+def test_rows_of_a_prefix_beam_do_not_influence_each_other():
+    torch.manual_seed(0)
+    log_probabilities = torch.randn(3, 7, 6, dtype=torch.float64).log_softmax(dim=-1)
+    lengths = torch.tensor([7, 4, 2])
+    together = prefix_beam_search(log_probabilities, lengths, 0, 3, padding=9)
+    for row, length in enumerate(lengths.tolist()):
+        alone = prefix_beam_search(log_probabilities[row : row + 1, :length], lengths[row : row + 1], 0, 3, padding=9)
+        assert torch.equal(alone[1][0], together[1][row])
+        torch.testing.assert_close(alone[2][0], together[2][row])
+        assert torch.equal(alone[0][0], together[0][row, :, : alone[0].shape[2]])
+
+
+def random_case(seed: int, rows: int, canvas: int, target: int, vocabulary: int = 5):
+    """Log-probabilities, targets without the symbol 0, and ragged lengths."""
+    torch.manual_seed(seed)
+    log_probabilities = (2 * torch.randn(rows, canvas, vocabulary, dtype=torch.float64)).log_softmax(dim=-1)
+    targets = torch.randint(1, vocabulary, (rows, target))
+    canvas_lengths = torch.randint(target, canvas + 1, (rows,))
+    target_lengths = torch.randint(1, target + 1, (rows,))
+    behind = torch.arange(target)[None] >= target_lengths[:, None]
+    return log_probabilities, targets.masked_fill(behind, -100), canvas_lengths, target_lengths
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_viterbi_path_is_the_likeliest_of_all_paths(seed):
+    log_probabilities, targets, canvas_lengths, target_lengths = random_case(
+        seed, rows=4, canvas=5, target=3, vocabulary=4
+    )
+    paths, scores = viterbi_path(log_probabilities, targets, canvas_lengths, target_lengths, blank=0)
+    for row in range(4):
+        canvas, target = int(canvas_lengths[row]), targets[row, : target_lengths[row]].tolist()
+        best = max(
+            (sum(float(log_probabilities[row, t, token]) for t, token in enumerate(path)), path)
+            for path in itertools.product(range(4), repeat=canvas)
+            if by_definition(path, 0) == target
+        ) if needed_canvas(targets, target_lengths)[row] <= canvas else (-math.inf, (0,) * canvas)  # fmt: skip
+        assert float(scores[row]) == pytest.approx(best[0])
+        assert paths[row, :canvas].tolist() == list(best[1])
+        assert (paths[row, canvas:] == 0).all()
+
+
+def test_a_target_without_room_has_no_viterbi_path():
+    log_probabilities = torch.zeros(1, 2, 4).log_softmax(dim=-1)
+    path, score = viterbi_path(log_probabilities, torch.tensor([[3, 3]]), torch.tensor([2]), torch.tensor([2]), blank=0)
+    assert path.tolist() == [[0, 0]]
+    assert score.item() == -math.inf
+
+
+def monotone_alignments(canvas: int, target: int):
+    """Every way to give each target token a prediction, without crossing."""
+    return itertools.combinations_with_replacement(range(canvas), target)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 5.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_axe_is_the_cheapest_of_all_monotone_alignments(seed, penalty):
+    log_probabilities, targets, canvas_lengths, target_lengths = random_case(seed, rows=5, canvas=5, target=4)
+    proxies, costs = aligned_target(log_probabilities, targets, canvas_lengths, target_lengths, 0, penalty)
+    for row in range(5):
+        canvas, length, table = int(canvas_lengths[row]), int(target_lengths[row]), -log_probabilities[row]
+        options = []
+        for alignment in monotone_alignments(canvas, length):
+            proxy, cost = [0] * canvas, 0.0
+            for token, position in zip(targets[row, :length].tolist(), alignment, strict=True):
+                if proxy[position] == 0:
+                    proxy[position], cost = token, cost + float(table[position, token])
+                else:
+                    cost += penalty * float(table[position, token])
+            cost += sum(float(table[position, 0]) for position in range(canvas) if proxy[position] == 0)
+            options.append((cost, proxy))
+        best_cost, best_proxy = min(options)
+        assert float(costs[row]) == pytest.approx(best_cost)
+        assert proxies[row, :canvas].tolist() == best_proxy
+        assert (proxies[row, canvas:] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_oaxe_is_the_cheapest_of_all_permutations(seed):
+    pytest.importorskip("scipy", reason="scipy is part of the train extra")
+    log_probabilities, targets, _, lengths = random_case(seed, rows=5, canvas=5, target=5, vocabulary=7)
+    proxies = matched_target(log_probabilities, targets, lengths)
+    for row in range(5):
+        length = int(lengths[row])
+
+        def cost(tokens, row=row):
+            return -sum(float(log_probabilities[row, position, token]) for position, token in enumerate(tokens))
+
+        words = targets[row, :length].tolist()
+        found = proxies[row, :length].tolist()
+        assert sorted(found) == sorted(words)
+        assert cost(found) == pytest.approx(min(cost(order) for order in itertools.permutations(words)))
+        assert (proxies[row, length:] == -100).all()
+
+
+def test_the_edit_distance_is_levenshteins():
+    def by_recursion(first, second):
+        if not first or not second:
+            return len(first) + len(second)
+        return min(
+            by_recursion(first[1:], second) + 1,
+            by_recursion(first, second[1:]) + 1,
+            by_recursion(first[1:], second[1:]) + (first[0] != second[0]),
+        )
+
+    torch.manual_seed(0)
+    first, second = torch.randint(0, 3, (30, 5)), torch.randint(0, 3, (30, 4))
+    lengths = torch.randint(0, 6, (30,)), torch.randint(0, 5, (30,))
+    found = edit_distance(first, second, *lengths)
+    for row in range(30):
+        expected = by_recursion(first[row, : lengths[0][row]].tolist(), second[row, : lengths[1][row]].tolist())
+        assert int(found[row]) == expected
+
+
+@pytest.mark.parametrize("vocabulary", [3, 64, 130, 256])
+def test_the_likeliest_word_is_the_arg_max(vocabulary):
+    logits = torch.randn(50, 7, vocabulary)
+    logits[0, 0] = 0.0  # all alike: the first
+    logits[1] = float("-inf")
+    logits[1, :, -1] = -1.0
+    assert torch.equal(likeliest(logits), logits.argmax(dim=-1))

@@ -1,0 +1,106 @@
+"""The chunked losses_deqnar against the whole logits, in float64: losses, gradients and readings."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from hf_deqnar.models.deqnar import losses_deqnar
+from hf_deqnar.models.deqnar.ctc import ctc_loss, viterbi_path
+from hf_deqnar.models.deqnar.losses_deqnar import OwnWords, cross_entropy_total, ctc_total, score_targets
+
+ROWS, CANVAS, WIDTH, VOCABULARY, BLANK = 5, 12, 8, 30, 5
+
+
+@pytest.fixture(params=[1, 100, 10**9], ids=["one by one", "some", "all at once"])
+def chunk(request, monkeypatch):
+    monkeypatch.setattr(losses_deqnar, "CHUNK", request.param)
+
+
+def problem(dtype: torch.dtype = torch.float64):
+    """Ragged canvases; the third target does not fit, the fourth repeats words."""
+    features = torch.randn(ROWS, CANVAS, WIDTH, dtype=dtype, requires_grad=True)
+    weight = torch.randn(VOCABULARY, WIDTH, dtype=dtype, requires_grad=True)
+    canvas_lengths = torch.tensor([12, 7, 3, 9, 1])
+    labels = torch.full((ROWS, 6), -100)
+    for row, words in enumerate([[7, 8, 9], [6, 7, 6, 7, 6], [8, 8, 8], [9, 9, 9, 10], [11]]):
+        labels[row, : len(words)] = torch.tensor(words)
+    mask = torch.arange(CANVAS)[None] < canvas_lengths[:, None]
+    return features, weight, mask, labels
+
+
+def gradients(loss: torch.Tensor, *tensors: torch.Tensor):
+    return torch.autograd.grad(3 * loss, tensors)
+
+
+@pytest.mark.usefixtures("chunk")
+def test_ctc_in_chunks_is_ctc():
+    features, weight, mask, labels = problem()
+    whole, fits = ctc_loss(features @ weight.T, labels, mask.sum(dim=1), (labels >= 0).sum(dim=1), BLANK)
+    found, also_fits = ctc_total(features, mask, weight, labels, BLANK)
+    assert fits.tolist() == also_fits.tolist() == [True, True, False, True, True]
+    torch.testing.assert_close(found, whole.sum())
+    for mine, theirs in zip(gradients(found, features, weight), gradients(whole.sum(), features, weight), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.usefixtures("chunk")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_in_chunks_is_cross_entropy(smoothing):
+    features, weight, mask, _ = problem()
+    targets = torch.randint(VOCABULARY, (int(mask.sum()),))
+    whole = functional.cross_entropy(features[mask] @ weight.T, targets, reduction="sum", label_smoothing=smoothing)
+    found = cross_entropy_total(features[mask], weight, targets, smoothing)
+    torch.testing.assert_close(found, whole)
+    for mine, theirs in zip(gradients(found, features, weight), gradients(whole, features, weight), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.usefixtures("chunk")
+def test_a_reading_is_the_log_softmax_at_the_rows_own_words():
+    features, weight, mask, labels = problem()
+    whole = (features @ weight.T).log_softmax(dim=-1)
+    own = OwnWords.of(labels, BLANK)
+    reading = score_targets(features, mask, weight, own.words)
+    assert torch.equal(reading.tokens[mask], whole.argmax(dim=-1)[mask])
+    expected = whole.gather(2, own.words[:, None].expand(-1, CANVAS, -1))
+    torch.testing.assert_close(reading.log_probs[mask], expected[mask].detach())
+
+
+def test_the_best_path_is_the_same_among_own_words():
+    features, weight, mask, labels = problem()
+    lengths, canvas_lengths = (labels >= 0).sum(dim=1), mask.sum(dim=1)
+    whole, score = viterbi_path((features @ weight.T).log_softmax(dim=-1), labels, canvas_lengths, lengths, BLANK)
+    own = OwnWords.of(labels, BLANK)
+    reading = score_targets(features, mask, weight, own.words)
+    places, own_score = viterbi_path(reading.log_probs, own.labels, canvas_lengths, lengths, 0)
+    assert torch.equal(own.tokens(places), whole)
+    torch.testing.assert_close(own_score, score.detach())
+
+
+def test_nothing_to_predict_costs_nothing():
+    features, weight, _, _ = problem()
+    loss = cross_entropy_total(features[:, :0].flatten(0, 1), weight, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert loss == 0
+    assert (weight.grad == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_are_made_in_float32_at_least(dtype):
+    features, weight, mask, labels = problem(dtype)
+    exact, _ = ctc_total(features.double(), mask, weight.double(), labels, BLANK)
+    loss, _ = ctc_total(features, mask, weight, labels, BLANK)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), exact, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)
+    loss.backward()
+    assert weight.grad.dtype == features.grad.dtype == dtype
+
+
+def test_only_the_gradients_that_are_asked_for_are_made():
+    features, weight, mask, labels = problem()
+    loss, _ = ctc_total(features.detach(), mask, weight, labels, BLANK)
+    loss.backward()
+    assert weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        loss, _ = ctc_total(features, mask, weight, labels, BLANK)
+    assert not loss.requires_grad

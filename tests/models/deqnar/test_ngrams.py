@@ -1,0 +1,178 @@
+"""A beam search that knows what follows what: equal to enumeration, alone and in batches, saved and loaded."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from hf_deqnar import DeqNarForConditionalGeneration
+from hf_deqnar.data.ngram_counts import add_ngrams, learn_ngrams
+from hf_deqnar.models.deqnar import generation_deqnar
+from hf_deqnar.models.deqnar.ctc import prefix_beam_of_sentence, prefix_beam_search
+from hf_deqnar.models.deqnar.ngrams import Fluency
+
+from ...conftest import random_sentences, small_model
+
+END, BLANK = 2, 0
+
+
+def fluency(order: int = 3) -> Fluency:
+    texts = [[3 + token % 5 for token in text] for text in random_sentences(50, seed=5)]
+    return Fluency(learn_ngrams(texts, 64, END, order, 1), 0.7, 0.4, END)
+
+
+def unsure(seed: int, rows: int, canvas: int, vocabulary: int) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return (2 * torch.randn(rows, canvas, vocabulary, dtype=torch.float64)).log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_a_wide_beam_finds_the_text_that_enumeration_finds(order):
+    language, vocabulary = fluency(order=order), 6
+    log_probabilities = unsure(order, 3, 5, vocabulary)
+    lengths = torch.tensor([5, 4, 2])
+    texts, counts, scores = prefix_beam_search(log_probabilities, lengths, BLANK, 400, padding=1, added=language)
+    scores = scores + language.of_end(texts, counts)
+    log_chance = language.ngrams.one_by_one()
+    for row, length in enumerate(lengths.tolist()):
+        expected = {}
+        for path in itertools.product(range(vocabulary), repeat=length):
+            merged = tuple(token for token, _ in itertools.groupby(path) if token != BLANK)
+            chance = math.exp(sum(log_probabilities[row, place, token].item() for place, token in enumerate(path)))
+            expected[merged] = expected.get(merged, 0.0) + chance
+        likelihoods = dict(expected)
+        for text, chance in expected.items():
+            whole = (END, *text, END)
+            before = [whole[max(0, place - order + 1) : place] for place in range(1, len(whole))]
+            likely = sum(map(log_chance, before, whole[1:]))
+            expected[text] = math.log(chance) + language.weight * likely + language.bonus * len(text)
+        best = int(scores[row].argmax())
+        found = tuple(texts[row, best, : counts[row, best]].tolist())
+        assert found == max(expected, key=expected.get)
+        assert scores[row, best].item() == pytest.approx(expected[found], abs=1e-4)
+        added = language.of_text(texts, counts) + language.of_end(texts, counts)
+        assert (scores - added)[row, best].item() == pytest.approx(math.log(likelihoods[found]), abs=1e-4)
+
+
+@pytest.mark.parametrize("least_chance", [0.0, 0.02])
+@pytest.mark.parametrize("beam_size", [2, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size, least_chance):
+    language, vocabulary = fluency(), 40
+    log_probabilities = unsure(seed, 4, 9, vocabulary)
+    texts, counts, scores = prefix_beam_search(
+        log_probabilities,
+        torch.full((4,), 9),
+        BLANK,
+        beam_size,
+        padding=1,
+        added=language,
+        least_chance=least_chance,
+    )
+    ends = language.of_end(texts, counts)
+    candidates = log_probabilities.topk(2 * beam_size + 1, dim=-1).indices
+    for row in range(4):
+        added, of_end = language.one_by_one()
+        alone = (log_probabilities[row].numpy(), candidates[row].numpy(), BLANK, beam_size)
+        found = prefix_beam_of_sentence(*alone, added, language.bonus, least_chance)
+        expected = [tuple(texts[row, place, : counts[row, place]].tolist()) for place in range(beam_size)]
+        assert [text for text, _ in found] == expected
+        assert [score for _, score in found] == pytest.approx(scores[row].tolist(), abs=1e-4)
+        assert [of_end(text) for text, _ in found] == pytest.approx(ends[row].tolist(), abs=1e-4)
+
+
+def with_ngrams() -> DeqNarForConditionalGeneration:
+    model = small_model(torch.float32, length="ctc")
+    add_ngrams(model, random_sentences(60, seed=7), order=3, least=1, weight=0.5, bonus=0.5)
+    return model
+
+
+def source() -> dict[str, torch.Tensor]:
+    rows = random_sentences(4, seed=8)
+    longest = max(map(len, rows))
+    padded = [row + [1] * (longest - len(row)) for row in rows]
+    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    return {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(mask)}
+
+
+def test_ngrams_change_what_is_said_and_travel_with_the_model(tmp_path):
+    model, batch = with_ngrams(), source()
+    fluent = model.generate(**batch)
+    plain = model.generate(**batch, ngram_weight=0.0)
+    assert fluent.shape != plain.shape or not torch.equal(fluent, plain)
+    model.save_pretrained(tmp_path)
+    loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded.generate(**batch), fluent)
+    assert (tmp_path / "ngrams.py").is_file()
+
+
+def test_scores_are_log_probabilities_with_ngrams_too():
+    model, batch = with_ngrams(), source()
+    options = {"return_dict_in_generate": True, "num_return_sequences": 3, "token_bonus": 5.0}
+    scores = model.generate(**batch, **options).sequences_scores
+    assert (scores < 0).all()
+
+
+def test_new_tokens_are_as_unlikely_as_can_be(tmp_path):
+    model, batch = with_ngrams(), source()
+    before = model.generate(**batch)
+    model.resize_token_embeddings(pad_to_multiple_of=64)
+    model.lm_head.weight.data[50:] = model.lm_head.weight.data[1]  # as good as padding, so that nothing changes
+    chances = model.model.ngrams.first_chances
+    assert len(chances) == 64
+    assert (chances[50:] == chances[:50].min()).all()
+    assert torch.equal(model.generate(**batch), before)
+    model.save_pretrained(tmp_path)
+    loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded.generate(**batch), before)
+
+
+def test_a_sentence_is_translated_the_same_in_any_company():
+    model, batch = with_ngrams(), source()
+    together = model.generate(**batch, return_dict_in_generate=True)
+    for row, (tokens, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
+        alone = model.generate(tokens[mask.bool()][None], return_dict_in_generate=True)
+        length = alone.sequences.shape[1]
+        assert torch.equal(together.sequences[row, :length], alone.sequences[0])
+        assert together.sequences_scores[row].item() == pytest.approx(alone.sequences_scores[0].item(), abs=1e-4)
+
+
+def test_who_asks_for_the_best_path_gets_it():
+    model, plain, batch = with_ngrams(), small_model(torch.float32, length="ctc"), source()
+    assert torch.equal(model.generate(**batch, ctc_beam_size=1), plain.generate(**batch))
+    assert torch.equal(model.generate(**batch, ngram_weight=0), plain.generate(**batch, ctc_beam_size=5))
+    assert model.generation_config.ngram_weight == 0.5
+
+
+def test_options_that_cannot_be_used_are_refused():
+    model, plain, batch = with_ngrams(), small_model(torch.float32, length="ctc"), source()
+    with pytest.raises(ValueError, match="this model has no n-grams"):
+        plain.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
+    with pytest.raises(ValueError, match="raise ctc_beam_size above 1"):
+        model.generate(**batch, ctc_beam_size=1, ngram_weight=0.5)
+    with pytest.raises(ValueError, match="token_bonus=0.5 has no effect without ngram_weight"):
+        model.generate(**batch, ngram_weight=0.0, token_bonus=0.5)
+    with pytest.raises(ValueError, match="ngram_weight must be a number from 0 to 100"):
+        model.generate(**batch, ngram_weight=-1.0)
+    untold = DeqNarForConditionalGeneration(model.config)
+    with pytest.raises(ValueError, match="n-grams were never learned"):
+        untold.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_searched_together_as_in_turn(monkeypatch, dtype):
+    model, batch = with_ngrams().to(dtype), source()
+    in_turn = model.generate(**batch, return_dict_in_generate=True)
+    monkeypatch.setattr(generation_deqnar, "in_turn", lambda values: False)
+    together = model.generate(**batch, return_dict_in_generate=True)
+    assert torch.equal(in_turn.sequences, together.sequences)
+    torch.testing.assert_close(in_turn.sequences_scores, together.sequences_scores, rtol=1e-4, atol=1e-4)
+
+
+def test_a_reranker_does_not_choose_what_is_no_text(monkeypatch):
+    model = with_ngrams()
+    found = torch.tensor([[[7], [8]]]), torch.tensor([[1, 1]]), torch.tensor([[float("-inf"), -1.0]])
+    monkeypatch.setattr(model, "_search_beams", lambda *question: found)
+    monkeypatch.setattr(model, "_rerank", lambda *question: torch.tensor([-1.0, -5.0]))
+    assert model.generate(torch.tensor([[9, 2]]), reranker=model).tolist() == [[8]]

@@ -1,0 +1,120 @@
+"""The bundled model is installed, small, attributes its training data, and translates everyday English."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from transformers import pipeline
+
+import hf_deqnar
+
+PRETRAINED = Path(hf_deqnar.PRETRAINED)
+
+# What a German would accept; the model must say one of them.
+CORRECT = {
+    "Where is the train station?": {"Wo ist der Bahnhof?"},
+    "I would like a cup of coffee.": {
+        "Ich hätte gern eine Tasse Kaffee.",
+        "Ich hätte gerne eine Tasse Kaffee.",
+        "Ich möchte eine Tasse Kaffee.",
+        "Ich möchte gern eine Tasse Kaffee.",
+        "Ich möchte gerne eine Tasse Kaffee.",
+    },
+    "My brother has lived in Berlin for three years.": {
+        "Mein Bruder lebt seit drei Jahren in Berlin.",
+        "Mein Bruder lebt schon seit drei Jahren in Berlin.",
+        "Mein Bruder wohnt seit drei Jahren in Berlin.",
+        "Mein Bruder wohnt schon seit drei Jahren in Berlin.",
+    },
+    "The weather is nice today, so we are going to the park.": {
+        "Das Wetter ist heute schön, also gehen wir in den Park.",
+        "Das Wetter ist heute schön, deshalb gehen wir in den Park.",
+    },
+    "Could you tell me where the bathroom is?": {
+        "Könnten Sie mir sagen, wo das Badezimmer ist?",
+        "Könntest du mir sagen, wo das Badezimmer ist?",
+    },
+    "Why didn't you call me yesterday?": {"Warum hast du mich gestern nicht angerufen?"},
+    "What are you going to do tomorrow?": {"Was wirst du morgen machen?", "Was wirst du morgen tun?"},
+    "My sister has two children and a dog.": {"Meine Schwester hat zwei Kinder und einen Hund."},
+    "I'm sorry, but I don't have enough money to buy it.": {
+        "Es tut mir leid, aber ich habe nicht genug Geld, um es zu kaufen.",
+        "Tut mir leid, aber ich habe nicht genug Geld, um es zu kaufen.",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def translate():
+    return pipeline("translation", model=hf_deqnar.PRETRAINED)
+
+
+def texts(records: list[dict[str, str]]) -> list[str]:
+    return [record["translation_text"] for record in records]
+
+
+def test_it_says_in_german_what_was_said_in_english(translate):
+    for sentence, text in zip(CORRECT, texts(translate(list(CORRECT))), strict=True):
+        assert text in CORRECT[sentence]
+
+
+def test_a_sentence_is_translated_the_same_in_any_company(translate):
+    sentences = [*CORRECT, "Hello!", "I can't believe that you have never been to Boston before, Tom."]
+    together = texts(translate(sentences, batch_size=len(sentences)))
+    assert together == texts(translate(sentences, batch_size=1))
+
+
+def test_the_command_line_uses_it_and_shows_it_converge():
+    command = [sys.executable, "-m", "hf_deqnar.cli.main", "translate", "--watch", *CORRECT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = re.findall(r"^  =>  (.*)\n +converged after \d+ evaluations? of", done.stdout, flags=re.MULTILINE)
+    assert len(answers) == len(CORRECT)
+    for sentence, text in zip(CORRECT, answers, strict=True):
+        assert text in CORRECT[sentence]
+
+
+def test_it_is_small_and_its_code_is_that_of_the_package():
+    assert sum(file.stat().st_size for file in PRETRAINED.glob("*.safetensors")) <= 20e6
+    assert {file.suffix for file in PRETRAINED.iterdir()} == {".json", ".safetensors", ".md", ".py"}
+    code = {file.name: file.read_bytes() for file in (PRETRAINED.parent / "models/deqnar").glob("*_deqnar.py")}
+    assert code.items() <= {file.name: file.read_bytes() for file in PRETRAINED.glob("*.py")}.items()
+
+
+def test_its_folder_loads_without_the_package(tmp_path, translate):
+    folder = tmp_path / "copy"
+    shutil.copytree(PRETRAINED, folder)  # files in place of links
+    script = (
+        "import sys\n"
+        "sys.modules['hf_deqnar'] = None\n"
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "tokens = model.generate(**tokenizer(sys.argv[2], return_tensors='pt'))[0]\n"
+        "print(tokenizer.decode(tokens, skip_special_tokens=True))\n"
+    )
+    sentence = next(iter(CORRECT))
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", script, str(folder), sentence]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == translate(sentence)[0]["translation_text"]
+
+
+def test_truncated_input_is_short_enough_for_the_model(translate):
+    batch = translate.tokenizer("word " * 2000, truncation=True, return_tensors="pt")
+    assert batch.input_ids.shape[1] == translate.model.config.max_source_length
+    translate.model.generate(**batch, max_nfe=1, num_beams=1)
+
+
+def test_its_card_names_the_data_its_licence_and_its_figures():
+    card = ModelCard.load(PRETRAINED / "README.md")
+    assert card.data.license == "cc-by-2.0"
+    for text in ("tatoeba.org", "manythings.org/anki", "CC BY 2.0", "autoregressive teacher", "## Limitations"):
+        assert text in card.text
+    assert {result.metric_type for result in card.data.eval_results} == {"bleu", "chrf"}

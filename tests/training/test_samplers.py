@@ -1,0 +1,85 @@
+import pytest
+import torch
+
+from hf_deqnar.training.samplers import TokenBudgetSampler
+
+
+def lengths(count: int = 500) -> list[int]:
+    return torch.randint(1, 60, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_example_once_and_within_the_budget(shuffle):
+    sizes = lengths()
+    sampler = TokenBudgetSampler(sizes, max_tokens=300, shuffle=shuffle)
+    batches = list(sampler)
+    assert sorted(index for batch in batches for index in batch) == list(range(500))
+    assert len(batches) == len(sampler)
+    for batch in batches:
+        assert len(batch) * max(sizes[index] for index in batch) <= 300
+
+
+def test_little_is_padding():
+    sizes = lengths()
+    batches = list(TokenBudgetSampler(sizes, max_tokens=300))
+    padded = sum(len(batch) * max(sizes[index] for index in batch) for batch in batches)
+    assert sum(sizes) / padded > 0.95
+
+
+def test_epochs_differ_and_repeat():
+    sampler, again = (TokenBudgetSampler(lengths(), max_tokens=300, seed=4) for _ in range(2))
+    first = list(sampler)
+    assert list(again) == first
+    sampler.set_epoch(1)
+    second = list(sampler)
+    assert second != first
+    again.set_epoch(1)
+    assert list(again) == second
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    assert list(TokenBudgetSampler(lengths(), max_tokens=300, seed=5)) != first
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("count", [500, 7, 3])
+def test_processes_together_see_what_one_would(processes, count):
+    sizes = lengths(count)
+    alone = TokenBudgetSampler(sizes, max_tokens=200, processes=processes)
+    shares = [list(TokenBudgetSampler(sizes, max_tokens=200, processes=processes, process=p)) for p in range(processes)]
+    assert len({len(share) for share in shares}) == 1
+    for whole, *parts in zip(alone.batches(), *shares, strict=True):
+        assert all(parts)
+        assert sorted(index for part in parts for index in part) == sorted(whole)
+    if count == 500:
+        assert alone.batches() == TokenBudgetSampler(sizes, max_tokens=200).batches()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengths": [5, 50], "max_tokens": 40}, "An example of 50 tokens does not fit into max_tokens=40; raise"),
+        ({"lengths": [30, 5], "max_tokens": 40, "processes": 2}, "does not fit into max_tokens=40 shared by 2"),
+        ({"lengths": [5], "max_tokens": 40, "processes": 2}, "1 examples cannot be shared by 2 processes"),
+        ({"lengths": [5, 5], "max_tokens": 40, "processes": 2, "process": 2}, "process 2 is not one of 2"),
+    ],
+)
+def test_impossible_budgets_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TokenBudgetSampler(**arguments)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_process_ever_gets_an_empty_batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    processes = int(torch.randint(1, 5, (), generator=generator))
+    count = int(torch.randint(processes, 30, (), generator=generator))
+    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
+    budget = max(lengths) * processes + int(torch.randint(0, 20, (), generator=generator))
+    for shuffle in (True, False):
+        shares = [
+            list(TokenBudgetSampler(lengths, budget, seed=seed, processes=processes, process=process, shuffle=shuffle))
+            for process in range(processes)
+        ]
+        assert len({len(share) for share in shares}) == 1
+        assert all(batch for share in shares for batch in share)
+        assert sorted(example for share in shares for batch in share for example in batch) == list(range(count))
