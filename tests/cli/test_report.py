@@ -144,7 +144,7 @@ def test_errors_are_one_readable_line(house, tmp_path, capsys, monkeypatch):
         ([f"{vanilla},targets={house / 'shuffled.jsonl'}", *data], "pair 1: its source differs from that in"),
         ([f"{vanilla},save={tmp_path / 'no' / 'where'}", *data], "There is no folder"),
         ([str(house / "exported"), *data], "is an ONNX export, which torch cannot run; name the model itself"),
-        ([str(house / "teacher"), *data], "is of type marian, but only deqnar models"),
+        ([str(house / "teacher"), *data], "is of type marian, not deqnar; only deqnar models are reported"),
         ([vanilla, *data, "--json", str(tmp_path / "no" / "file")], "There is no folder"),
         ([vanilla, *data, "--plot", str(tmp_path / "plot.doc")], "should end in .png, .svg or .pdf"),
         ([vanilla, *data, "--samples", "0"], "--samples must be at least 1, not 0"),
