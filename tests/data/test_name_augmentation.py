@@ -54,3 +54,15 @@ def test_share_of_copied_names():
     assert name in ("Boston", "Berlin")
     assert pair == Pair(f"Is she in {name}?", [f"Ist sie in {name}?"])
     assert share_copied([pair.references[0], "Ist sie in Oslo?", f"{name}er Luft"], [name] * 3) == 1 / 3
+
+
+def test_listed_names_bring_names_that_the_corpus_does_not_have():
+    pairs = PAIRS[:3] * 200
+    varied = vary_names(pairs, share=0.0, seed=1, list_share=1.0)
+    cities = {pair.source.removeprefix("Does he live in ").removesuffix("?") for pair in varied}
+    assert len(cities - set(CITIES)) > 50
+    assert any(pair.references[0] != pair.source.replace("Does he live", "Lebt er") for pair in varied), (
+        "Munich, München"
+    )
+    assert not cities & {"Anna", "Miller"}, "a place is replaced by places"
+    assert vary_names(pairs, share=0.0, seed=1) == pairs

@@ -45,6 +45,8 @@ def settings() -> dict:
         "random_nfe": True,
         "average_best": 0,  # the last weights: the best might be older than the kill
         "gradient_accumulation_steps": 1,
+        "subword_dropout": 0.2,
+        "subword_dropout_target": 0.2,
         "model": {"dropout": 0.1, "latent": "vae"},
     }
 

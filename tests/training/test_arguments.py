@@ -100,3 +100,10 @@ def test_a_settings_file_is_checked(tmp_path, text, message):
         parse_arguments(KINDS, [str(file)])
     with pytest.raises(FileNotFoundError, match="There is no settings file"):
         parse_arguments(KINDS, ["absent.yaml"])
+
+
+def test_subword_dropout_is_a_probability_and_not_for_the_candidates_of_dynamic_kd(tmp_path):
+    with pytest.raises(ValueError, match="subword_dropout must be at least 0 and below 1, not 1"):
+        DeqNarTrainingArguments(str(tmp_path), subword_dropout=1.0, use_cpu=True)
+    with pytest.raises(ValueError, match="subword_dropout_target=0.1 has no effect on the candidates"):
+        DeqNarTrainingArguments(str(tmp_path), subword_dropout_target=0.1, objective="dynamic_kd", use_cpu=True)

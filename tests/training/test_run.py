@@ -86,6 +86,25 @@ def test_a_run_may_read_of_other_words(tmp_path):
         read_training_data(DataArguments(**data, vary_words=0.5), kd)
 
 
+def test_a_run_may_read_several_files_and_change_numbers_surface_and_length(tmp_path):
+    files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    files[0].write_text(json.dumps({"en": "It costs 300 dollars.", "de": "Es kostet 300 Dollar."}))
+    files[1].write_text(json.dumps({"en": "Good.", "de": "Gut."}))
+    data = {"train_data": [str(file) for file in files], "source": "en", "target": "de"}
+    assert [pair.source for pair in read_pairs(DataArguments(**data), seed=1)] == ["It costs 300 dollars.", "Good."]
+    varied = read_pairs(DataArguments(**data, vary_numbers=4), seed=1)
+    assert len({pair.source for pair in varied}) > 4
+    joined = read_pairs(DataArguments(**data, join_pairs=1.0), seed=1)
+    assert all(pair.source.count(".") > 1 for pair in joined)
+    surface = read_pairs(DataArguments(**data, vary_surface=1.0), seed=3)
+    assert [pair.source for pair in surface] != ["It costs 300 dollars.", "Good."]
+    with pytest.raises(ValueError, match="vary_numbers must be at least 0, not -1"):
+        DataArguments(**data, vary_numbers=-1)
+    kd = DeqNarTrainingArguments(str(tmp_path / "run"), objective="dynamic_kd", use_cpu=True)
+    with pytest.raises(ValueError, match="dynamic_kd takes one file of candidates, not 2"):
+        read_training_data(DataArguments(**data), kd)
+
+
 def test_a_model_that_learns_what_to_feed_back_starts_with_all_of_it(tmp_path, tokenizer):
     old = small_model(torch.float32, vocab_size=len(tokenizer))
     old.save_pretrained(tmp_path / "old")

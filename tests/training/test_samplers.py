@@ -1,7 +1,9 @@
+import functools
+
 import pytest
 import torch
 
-from hf_deqnar.training.samplers import TokenBudgetSampler
+from hf_deqnar.training.samplers import SubwordDropout, TokenBudgetLoader, TokenBudgetSampler, collate
 
 
 def lengths(count: int = 500) -> list[int]:
@@ -83,3 +85,40 @@ def test_no_process_ever_gets_an_empty_batch(seed):
         assert len({len(share) for share in shares}) == 1
         assert all(batch for share in shares for batch in share)
         assert sorted(example for share in shares for batch in share for example in batch) == list(range(count))
+
+
+def dropout(sampler=None, **options):
+    sampler = sampler or TokenBudgetSampler([3] * 20, 60)
+    merges = {9: (7, 8), 7: (3, 4)}
+    settings = {"source": 0.5, "target": 0.5, "seed": 1, "max_length": 40} | options
+    return SubwordDropout(functools.partial(collate, padding=0), sampler, merges, **settings)
+
+
+def rows(count: int = 20, number: int = 0) -> list[dict]:
+    return [{"input_ids": [9, 5, 7], "labels": [9, 9, 6], "number": number + index} for index in range(count)]
+
+
+def test_subword_dropout_depends_on_the_epoch_and_the_pair_not_on_the_batch():
+    sampler = TokenBudgetSampler([3] * 20, 60)
+    collator = dropout(sampler)
+    together = [collator.split(row) for row in rows()]
+    assert len({tuple(row["input_ids"]) for row in together}) > 1
+    assert [collator.split(row) for row in reversed(rows())] == together[::-1]
+    assert collator.split(rows()[7]) == together[7]
+    loader = TokenBudgetLoader(rows(), batch_sampler=sampler, collate_fn=collator)
+    loader.set_epoch(1)
+    assert [collator.split(row) for row in rows()] != together
+    loader.set_epoch(0)
+    assert [collator.split(row) for row in rows()] == together
+    (batch,) = loader
+    assert batch["input_ids"].shape[1] == max(len(row["input_ids"]) for row in together)
+
+
+def test_subword_dropout_never_exceeds_the_canvas_or_the_longest_text():
+    for row in map(dropout(source=0.0, target=1.0, canvas=2).split, rows()):
+        assert row["labels"] == [9, 9, 6], "seven tokens on a canvas of six"
+    for row in map(dropout(source=0.0, target=1.0, canvas=3).split, rows()):
+        assert row["labels"] == [3, 4, 8, 3, 4, 8, 6]
+    for row in map(dropout(source=1.0, target=1.0, max_length=5).split, rows()):
+        assert row["labels"] == [9, 9, 6]
+        assert row["input_ids"] == [9, 5, 7], "six tokens"

@@ -3,14 +3,17 @@
 A name is a capitalised word that the corpus copies to the target more often than it translates it, that occurs inside a
 sentence, and that never occurs in lower case. A name may be replaced by any other that occurs in the corpus after the
 same two words, one before it in the source and one in the target. This mostly replaces cities by cities and people by
-people. The meaning of the sentence is not considered.
+people. A name of the list `names.tsv` may also be replaced by any other of its kind there (given names, surnames,
+places), which brings names that the corpus does not have. The meaning of the sentence is not considered.
 """
 
 import random
 import re
 from collections import Counter, defaultdict
+from functools import cache
+from importlib import resources
 
-from .augmentation import Choice, Occurrence, replace_words, vary_pairs
+from .augmentation import Choice, Occurrence, WordPair, replace_words, vary_pairs
 from .parallel_text import Pair
 
 WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
@@ -18,6 +21,18 @@ START = ""  # neighbour of the first word
 MIN_LETTERS = 3  # shorter capitalised words are mostly abbreviations
 
 Neighbours = tuple[str, ...]  # the words before a name, in the source and in the target
+
+
+@cache
+def listed_names() -> dict[str, list[WordPair]]:
+    """The names of `names.tsv`: for every English name, all names of its kind in English and German."""
+    text = resources.files(__package__).joinpath("names.tsv").read_text(encoding="utf-8")
+    kinds: dict[str, list[WordPair]] = defaultdict(list)
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            kind, english, german = line.split("\t")
+            kinds[kind].append((english, german))
+    return {english: names for names in kinds.values() for english, _ in names}
 
 
 def copied_words(pair: Pair) -> list[Occurrence]:
@@ -61,35 +76,46 @@ def find_names(pairs: list[Pair]) -> dict[Neighbours, list[str]]:
     return {neighbours: sorted(words & names) for neighbours, words in by_neighbours.items()}
 
 
-def replaceable_names(pair: Pair, names: dict[Neighbours, list[str]]) -> list[Choice]:
+def replaceable_names(
+    pair: Pair, names: dict[Neighbours, list[str]], listed: dict[str, list[WordPair]] | None = None
+) -> list[Choice]:
     """The names of a sentence pair, each with those that may replace it.
 
     Args:
         pair: the sentence pair.
         names: of a corpus, from `find_names`.
+        listed: further names that may replace a name, from `listed_names`.
     """
     choices, present = [], set(WORD.findall(pair.source))
     for occurrence in copied_words(pair):
-        known = names.get(occurrence.neighbours, [])
-        others = [(name, name) for name in known if name not in present] if occurrence.words[0] in known else []
+        name, known = occurrence.words[0], names.get(occurrence.neighbours, [])
+        if name not in known:
+            continue
+        found = [(other, other) for other in known] + ([] if listed is None else listed.get(name, []))
+        others = [words for words in found if words[0] not in present]
         if others:
             choices.append((occurrence, others))
     return choices
 
 
-def vary_names(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
+def vary_names(pairs: list[Pair], share: float, seed: int, *, list_share: float = 0.0) -> list[Pair]:
     """Replace one name in a random share of the pairs that have a replaceable one.
 
     Args:
         pairs: the corpus, which is also where the names come from.
         share, seed: as for `vary_pairs`.
+        list_share: share of the pairs, chosen independently of the first, in which a name is replaced by one of the
+            corpus or of `names.tsv`, which are English and German.
 
     >>> pairs = [Pair(f"He lives in {city}.", [f"Er lebt in {city}."]) for city in ("Boston", "Berlin")]
     >>> [pair.references for pair in vary_names(pairs, share=1.0, seed=1)]
     [['Er lebt in Berlin.'], ['Er lebt in Boston.']]
     """
     names = find_names(pairs)
-    return vary_pairs(pairs, lambda pair: replaceable_names(pair, names), share, seed)
+    varied = vary_pairs(pairs, lambda pair: replaceable_names(pair, names), share, seed)
+    if not list_share:
+        return varied
+    return vary_pairs(varied, lambda pair: replaceable_names(pair, names, listed_names()), list_share, seed + 1)
 
 
 def replace_names(pairs: list[Pair], corpus: list[Pair], seed: int) -> tuple[list[Pair], list[str]]:

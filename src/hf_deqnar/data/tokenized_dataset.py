@@ -224,11 +224,18 @@ def drop_reason(
         return EMPTY
     if max(len(input_ids), len(labels)) > max_length:
         return TOO_LONG
-    repeated = sum(first == second for first, second in itertools.pairwise(labels))
-    needed = len(labels) + repeated  # CTC needs a blank between equal tokens
-    if canvas is not None and needed > canvas * len(input_ids):
+    if canvas is not None and ctc_positions(labels) > canvas * len(input_ids):
         return NO_CANVAS
     return VALID
+
+
+def ctc_positions(labels: Sequence[int]) -> int:
+    """Number of canvas positions that CTC needs for a target: one per token, and a blank between equal tokens.
+
+    >>> ctc_positions([7, 7, 8])
+    4
+    """
+    return len(labels) + sum(first == second for first, second in itertools.pairwise(labels))
 
 
 def _datasets() -> Any:

@@ -59,6 +59,14 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         },
     )
     label_smoothing_factor: float | None = field(default=0.1, metadata={"help": "ε of label smoothing."})
+    subword_dropout: float = field(
+        default=0.0,
+        metadata={
+            "help": "Probability with which a BPE token of a source is split into the two it was merged from, and these"
+            " again, anew in every epoch; 0.1 is usual for small data."
+        },
+    )
+    subword_dropout_target: float = field(default=0.0, metadata={"help": "The same for targets."})
     metric_for_best_model: str = field(default="bleu", metadata={"help": "What decides which is best."})
     logging_steps: float = field(default=100, metadata={"help": "Log every so many updates."})
     restore_callback_states_from_checkpoint: bool = field(
@@ -94,10 +102,19 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError("save_only_model=True: a run could not go on from such checkpoints; leave it out.")
         self.check_at_least(1, "max_tokens", "early_stopping_patience")
         self.check_at_least(0, "average_best", "label_smoothing_factor")
+        for name in ("subword_dropout", "subword_dropout_target"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
         if self.label_smoothing_factor is not None and self.label_smoothing_factor >= 1:
             raise ValueError(f"label_smoothing_factor must be below 1, not {self.label_smoothing_factor}.")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping_patience needs evaluations; set eval_strategy to steps or epoch.")
+
+        if (self.subword_dropout or self.subword_dropout_target) and self.dataloader_persistent_workers:
+            raise ValueError(
+                "dataloader_persistent_workers=True would repeat the segmentations of subword_dropout in every epoch; "
+                "leave one of them out."
+            )
 
     def check_at_least(self, least: float, *names: str) -> None:
         """Refuse fields that are set to less."""
@@ -175,6 +192,11 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
         for name in ("gamma", "beta"):
             if getattr(self, name) != getattr(type(self), name) and "dynamic_kd" not in words:
                 raise ValueError(f"{name} has no effect on objective '{self.objective}'; it is for dynamic_kd.")
+        if self.subword_dropout_target and "dynamic_kd" in words:
+            raise ValueError(
+                f"subword_dropout_target={self.subword_dropout_target} has no effect on the candidates of objective "
+                f"'{self.objective}'; leave it out."
+            )
         self.check_at_least(1, "max_nfe", "glance_nfe")
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
         if not 0 < self.correction_share <= 1:
@@ -232,7 +254,9 @@ class ModelArguments:
 class CorpusArguments:
     """What it is trained on."""
 
-    train_data: str = field(metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…"})
+    train_data: list[str] = field(
+        metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…; several are concatenated."}
+    )
     source: str = field(metadata={"help": "Column (or file ending) of the source language."})
     target: str = field(metadata={"help": "Column (or file ending) of the target language."})
     validation_data: str | None = field(default=None, metadata={"help": "The same for validation."})
@@ -244,11 +268,17 @@ class CorpusArguments:
     cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
 
     def __post_init__(self) -> None:
+        if isinstance(self.train_data, str):
+            self.train_data = [self.train_data]
         for name in ("train_limit", "validation_limit", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if self.validation_limit is not None and self.validation_data is None:
             raise ValueError(f"validation_limit={self.validation_limit} has no effect without validation_data.")
+
+
+SHARES = ("vary_names", "vary_listed_names", "vary_words", "vary_surface", "join_pairs")
+AUGMENTATIONS = (*SHARES, "vary_numbers")
 
 
 @dataclass
@@ -265,6 +295,13 @@ class DataArguments(CorpusArguments):
             "help": "Share of the training pairs with names that get another of the corpus's names, on both sides."
         },
     )
+    vary_listed_names: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the training pairs with names that get another of the corpus or of a list of English and "
+            "German names and places, for English-German data."
+        },
+    )
     vary_words: float = field(
         default=0.0,
         metadata={
@@ -272,15 +309,30 @@ class DataArguments(CorpusArguments):
             "between the same words."
         },
     )
+    vary_numbers: int = field(
+        default=0, metadata={"help": "Further copies of every training pair with numbers, each with other numbers."}
+    )
+    vary_surface: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the training pairs in capitals, with a source in small letters, without final "
+            "punctuation, or with typographic quotation marks."
+        },
+    )
+    join_pairs: float = field(
+        default=0.0, metadata={"help": "Share of the training pairs to which one or two others are appended."}
+    )
     preprocessing_processes: int | None = field(
         default=None, metadata={"help": "Processes that compare the candidates of dynamic_kd with each other."}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option in ("vary_names", "vary_words"):
+        for option in SHARES:
             if not 0 <= getattr(self, option) <= 1:
                 raise ValueError(f"{option} must be a share from 0 to 1, not {getattr(self, option)}.")
+        if self.vary_numbers < 0:
+            raise ValueError(f"vary_numbers must be at least 0, not {self.vary_numbers}.")
         if self.tokenizer is not None and self.vocab_size is not None:
             raise ValueError(f"vocab_size={self.vocab_size} is for new tokenizers, but {self.tokenizer} is used.")
 

@@ -25,6 +25,7 @@ from transformers.trainer_utils import PredictionOutput, TrainOutput, get_last_c
 from transformers.utils import logging
 
 from ..data.parallel_text import Pair, pairs_of_rows
+from ..data.subword_regularization import merges_of
 from ..data.tokenized_dataset import tokenize_for_validation, tokenize_pairs
 from ..evaluation.metrics import score
 from ..evaluation.translation import Translations, translate_sentences
@@ -34,7 +35,7 @@ from ..objectives.objective import Term, combine
 from .arguments import TranslationTrainingArguments
 from .averaging import average_weights, best_steps, load_weights, remove_all_but, save_weights
 from .muon import make_muon
-from .samplers import TokenBudgetLoader, TokenBudgetSampler, collate, pad
+from .samplers import SubwordDropout, TokenBudgetLoader, TokenBudgetSampler, collate, pad
 
 logger = logging.get_logger(__name__)
 
@@ -81,6 +82,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             raise ValueError(f"eval_strategy='{args.eval_strategy}' needs an eval_dataset.")
         if getattr(model.config, "input_predictor", False):
             args.ddp_find_unused_parameters = True  # it is fitted afterwards, and has no part in training
+        if args.bf16 and args.device.type == "cpu":
+            # The backward pass of torch's fused attention takes a quarter of a step in bfloat16 on a CPU.
+            model.set_attn_implementation("eager")
         options.setdefault("data_collator", functools.partial(collate, padding=model.config.pad_token_id))
         super().__init__(model=model, args=args, **options)
         if args.n_gpu > 1:
@@ -134,18 +138,33 @@ class TranslationTrainer(Seq2SeqTrainer):
             ]
         # Validation takes what it is given: a long sentence there may have a batch of its own.
         budget = self.args.max_tokens if shuffle else max(self.args.max_tokens, max(lengths) * self.args.world_size)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         sampler = TokenBudgetSampler(
             lengths,
             budget,
-            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            seed=seed,
             processes=self.args.world_size,
             process=self.args.process_index,
             shuffle=shuffle,
         )
+        collator = self.data_collator
+        if shuffle and (self.args.subword_dropout or self.args.subword_dropout_target):
+            if "number" not in dataset.column_names:
+                dataset = dataset.add_column("number", list(range(len(dataset))))
+            collator = SubwordDropout(
+                collator,
+                sampler,
+                merges_of(self.processing_class),
+                self.args.subword_dropout,
+                self.args.subword_dropout_target,
+                seed,
+                max_length=longest_source(self.model.config) or self.model.config.max_position_embeddings,
+                canvas=canvas_factor(self.model.config),
+            )
         return TokenBudgetLoader(
             dataset,
             batch_sampler=sampler,
-            collate_fn=self.data_collator,
+            collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
@@ -170,6 +189,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 betas=(self.args.adam_beta1, self.args.adam_beta2),
                 eps=self.args.adam_epsilon,
                 weight_decay=self.args.weight_decay,
+                precision=torch.bfloat16 if self.args.bf16 else torch.float32,
             )
         return super().create_optimizer(model)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from ..data.parallel_text import Pair, read_parallel
+from ..data.parallel_text import Pair
 from ..data.tokenized_dataset import TokenizedPairs
 from ..distillation.teachers import Teacher, fingerprint_of_teacher
 from ..evaluation.metrics import score
@@ -37,6 +37,7 @@ from .run import (
     beyond_defaults,
     check_same_run,
     prepare,
+    read_corpus,
     read_run,
     settings_of,
     tokenize,
@@ -212,7 +213,7 @@ def set_up(
     longest = getattr(judge.config, "max_position_embeddings", None)
     if longest is not None and data.max_length > longest:
         raise ValueError(f"max_length={data.max_length}, but the teacher takes {longest} tokens; lower it.")
-    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
+    pairs = read_corpus(data)
     with arguments.main_process_first(desc="tokenizing"):
         train = tokenize(pairs, tokenizer, model.config, data)
     return Setting(model, judge, tokenizer, train, validation_set(data, tokenizer), names)

@@ -62,10 +62,17 @@ class Muon(torch.optim.AdamW):
     5.4 with Adam at 1e-3, whose updates take 0.6 of the time on one thread.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], momentum: float = 0.95, **options: Any) -> None:
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        momentum: float = 0.95,
+        precision: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> None:
         super().__init__(
             [{"momentum": momentum, **group} if "parts" in group else group for group in groups], **options
         )
+        self.precision = precision  # of the orthogonalisation; wider matrices keep theirs
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -100,7 +107,8 @@ class Muon(torch.optim.AdamW):
         for members in alike.values():
             weights, directions = zip(*members, strict=True)
             joined = torch.cat(directions)
-            found = orthogonalise(joined.to(torch.promote_types(joined.dtype, torch.float32)))
+            precise = joined.dtype if joined.dtype == torch.float64 else self.precision
+            found = orthogonalise(joined.to(precise))
             size = STEP_OF_ADAM * max(found.shape[1:]) ** 0.5
             for weight, update in zip(weights, found.split(group["parts"]), strict=True):
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
@@ -125,7 +133,7 @@ def make_muon(model: nn.Module, decayed: list[str], *, weight_decay: float, **op
     Args:
         decayed: names of parameters.
         weight_decay: of those, and of the matrices of layers.
-        options: learning rate, betas and eps as in AdamW.
+        options: learning rate, betas and eps as in AdamW; `precision` of the orthogonalisation.
     """
     matrices = matrices_of_layers(model)
     if not matrices:

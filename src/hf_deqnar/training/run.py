@@ -23,7 +23,9 @@ from transformers.utils import logging
 
 from ..data.name_augmentation import vary_names
 from ..data.ngram_counts import remove_ngrams
+from ..data.number_augmentation import vary_numbers
 from ..data.parallel_text import Pair, evenly_spaced, read_parallel
+from ..data.surface_augmentation import join_pairs, vary_surface
 from ..data.tokenized_dataset import TokenizedPairs, tokenize_for_validation, tokenize_pairs
 from ..data.tokenizer import load_tokenizer, train_tokenizer
 from ..data.word_augmentation import vary_words
@@ -39,6 +41,7 @@ from ..utils.fingerprints import fingerprint_of, fingerprint_of_weights
 from ..utils.locks import try_lock
 from .allocator import keep_freed_memory
 from .arguments import (
+    AUGMENTATIONS,
     CorpusArguments,
     DataArguments,
     DeqNarTrainingArguments,
@@ -55,7 +58,8 @@ ORIGIN = "trained_on.json"  # beside a tokenizer: what it was made from
 # Settings that decide which weights come out; a run that goes on must have the same.
 OPTIMISATION = (
     "max_tokens learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim "
-    "optimizer max_grad_norm label_smoothing_factor gradient_accumulation_steps seed data_seed max_steps "
+    "optimizer max_grad_norm label_smoothing_factor subword_dropout subword_dropout_target "
+    "gradient_accumulation_steps seed data_seed max_steps "
     "num_train_epochs lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model"
 )
 DECISIVE = (
@@ -213,12 +217,24 @@ def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Cal
         write_json(output / SETTINGS, {**read_run(output), "finished": True})
 
 
+def read_corpus(data: CorpusArguments) -> list[Pair]:
+    """The pairs of all files of `train_data`, up to `train_limit`."""
+    pairs = [pair for path in data.train_data for pair in read_parallel(path, data.source, data.target)]
+    return pairs[: data.train_limit]
+
+
 def read_pairs(data: DataArguments, seed: int) -> list[Pair]:
-    """The training pairs, some of them with other names and words if that is asked for."""
-    pairs = read_parallel(data.train_data, data.source, data.target)[: data.train_limit]
+    """The training pairs, augmented as the options say."""
+    pairs = read_corpus(data)
     if data.vary_words:
         pairs = vary_words(pairs, data.vary_words, seed)
-    return vary_names(pairs, data.vary_names, seed) if data.vary_names else pairs
+    if data.vary_names or data.vary_listed_names:
+        pairs = vary_names(pairs, data.vary_names, seed, list_share=data.vary_listed_names)
+    if data.vary_numbers:
+        pairs = vary_numbers(pairs, data.vary_numbers, seed)
+    if data.join_pairs:
+        pairs = join_pairs(pairs, data.join_pairs, seed)
+    return vary_surface(pairs, data.vary_surface, seed) if data.vary_surface else pairs
 
 
 def read_training_data(
@@ -227,11 +243,13 @@ def read_training_data(
     """The training pairs, and for Dynamic KD their candidates, for which `arguments` get a γ each."""
     if objective_of(arguments).target is not dynamically_distilled:
         return read_pairs(data, arguments.seed), None
-    for option in ("vary_names", "vary_words"):
+    for option in AUGMENTATIONS:
         if getattr(data, option):
             raise ValueError(f"{option}={getattr(data, option)} has no candidates for dynamic_kd; leave it out.")
+    if len(data.train_data) > 1:
+        raise ValueError(f"dynamic_kd takes one file of candidates, not {len(data.train_data)}.")
     pairs, candidates = (
-        part[: data.train_limit] for part in read_candidates(data.train_data, data.source, data.target)
+        part[: data.train_limit] for part in read_candidates(data.train_data[0], data.source, data.target)
     )
     arguments.gamma = gamma_for(len(candidates[0]), arguments.gamma)
     return pairs, candidates

@@ -1,13 +1,16 @@
 """Batches with a budget of tokens, of sentences of similar length."""
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..data.tokenized_dataset import within_budget
+from ..data.subword_regularization import Merges, split_tokens
+from ..data.tokenized_dataset import ctc_positions, within_budget
 
 
 class TokenBudgetSampler:
@@ -96,6 +99,47 @@ class TokenBudgetLoader(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         self.batch_sampler.set_epoch(epoch)
+
+
+@dataclass
+class SubwordDropout:
+    """A collator that splits tokens at random before it pads a batch; see `data.subword_regularization`.
+
+    Args:
+        collate: pads the rows.
+        sampler: knows the epoch; a loader that resumes an epoch tells it to the sampler only.
+        merges: of the tokenizer, from `merges_of`.
+        source, target: probability with which a token is split, on each side.
+        seed: of the random choices, together with the epoch and the number of the pair.
+        max_length: most tokens of a side; a side that would become longer is not split.
+        canvas: canvas positions per source token of a CTC model; a target that would not fit is not split.
+    """
+
+    collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]]
+    sampler: TokenBudgetSampler
+    merges: Merges
+    source: float
+    target: float
+    seed: int
+    max_length: int
+    canvas: int | None = None
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return self.collate([self.split(row) for row in rows])
+
+    def split(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The row with other tokens of the same texts."""
+        generator = random.Random(f"{self.seed} {self.sampler.epoch} {row['number']}")
+        found = {
+            "input_ids": split_tokens(row["input_ids"], self.merges, self.source, generator),
+            "labels": split_tokens(row["labels"], self.merges, self.target, generator),
+        }
+        for name, tokens in found.items():
+            if len(tokens) > self.max_length:
+                found[name] = row[name]
+        if self.canvas is not None and ctc_positions(found["labels"]) > self.canvas * len(found["input_ids"]):
+            found = {"input_ids": row["input_ids"], "labels": row["labels"]}
+        return {**row, **found}
 
 
 def collate(rows: list[dict[str, Any]], padding: int) -> dict[str, Tensor]:
