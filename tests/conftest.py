@@ -38,6 +38,17 @@ def small_model(dtype: torch.dtype = torch.float64, seed: int = 0, **overrides) 
     return DeqNarForConditionalGeneration(small_config(**overrides)).to(dtype).eval()
 
 
+def self_conditioned_model(strength: float = 0.1, **overrides) -> DeqNarForConditionalGeneration:
+    """A model whose evaluations are given the predictions of the one before, with feedback as if it were trained."""
+    options = {"refinement": "implicit", "feedback": "learned", "self_conditioning": "expected", **overrides}
+    model = small_model(**options)
+    generator = torch.Generator().manual_seed(3)
+    transition = model.model.transition
+    for layer in (transition.feedback, *transition.self_conditioning.feedback):
+        layer.weight.data.normal_(std=strength, generator=generator)
+    return model
+
+
 def random_sentences(count: int, shortest: int = 1, longest: int = 15, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()

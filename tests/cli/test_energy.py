@@ -56,7 +56,7 @@ def test_a_run_reports_its_improvement_and_is_resumed(run, tmp_path, settings, t
     assert (output / "tokenizer.json").is_file()
 
     assert main([*map(str, flags)]) == 0
-    assert f"{output} holds the finished run; nothing is left to train." in capsys.readouterr().err
+    assert f"{output} contains a finished run; nothing to do." in capsys.readouterr().err
     again = json.loads((tmp_path / "figures.json").read_text())
     for name, found in figures.items():  # in another process sums may differ in the last bit
         assert again[name] == pytest.approx(found, rel=1e-6)

@@ -30,7 +30,7 @@ def test_a_teacher_is_trained_and_can_be_loaded_by_transformers(arguments, tmp_p
     assert (model.config.model_type, model.config.d_model, model.config.decoder_layers) == ("marian", 32, 1)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "teacher")) == 400
     assert main(arguments) == 0
-    assert f"{tmp_path / 'teacher'} holds the finished run; nothing is left to train." in capsys.readouterr().err
+    assert f"{tmp_path / 'teacher'} contains a finished run; nothing to do." in capsys.readouterr().err
     assert main([*arguments, "--vocab_size", "300"]) == 2
     assert "tokenizer was trained on other texts or for another vocab_size" in capsys.readouterr().err
 

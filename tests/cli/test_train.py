@@ -40,7 +40,7 @@ def test_a_trained_model_translates_and_a_finished_run_is_not_repeated(run, tmp_
     assert any(b"nfe" in file.read_bytes() for file in (tmp_path / "trackio").rglob("*") if file.is_file())
     again = run("train", settings, "--output_dir", output, "--report_to", "none")
     assert again.returncode == 0, again.stderr
-    assert f"{output} holds the finished run; nothing is left to train." in again.stderr
+    assert f"{output} contains a finished run; nothing to do." in again.stderr
     translated = run("translate", "--model", output, "A man is riding a horse.")
     assert translated.returncode == 0, translated.stderr
     changed = run("train", settings, "--output_dir", output, "--learning_rate", "0.5")
@@ -54,7 +54,7 @@ def test_a_trained_model_translates_and_a_finished_run_is_not_repeated(run, tmp_
     [
         (["--objective", "ctc+glatt"], "'glatt' is unknown"),
         (["--config", "length=ctc", "d_model=1e2"], "Field 'd_model' expected int, got float"),
-        (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x has no effect: a run goes on by itself"),
+        (["--resume_from_checkpoint", "x"], "resume_from_checkpoint=x has no effect: training resumes automatically"),
         (["--objective", "glat"], "objective 'glat' needs config.length = 'predict'"),
         (["--max_length", "900"], "max_length=900, but the model takes 512 tokens; lower it."),
         (["--tokenizer", "x"], "vocab_size=400 is for new tokenizers, but x is used"),
@@ -62,7 +62,7 @@ def test_a_trained_model_translates_and_a_finished_run_is_not_repeated(run, tmp_
         (["--train_data", "absent.jsonl"], "There is neither a file absent.jsonl nor a pair"),
         (["--target", "fr"], "line 1: no column fr; there are en, de."),
         (["--max_tokens", "10"], "tokens does not fit into max_tokens=10; raise the budget"),
-        (["--eval_strategy", "no"], "would never be looked at; say when, with --eval_strategy steps or epoch"),
+        (["--eval_strategy", "no"], "is unused; set --eval_strategy steps or epoch"),
     ],
 )
 def test_bad_settings_are_one_readable_line(tmp_path, settings, flags, message, capsys):

@@ -115,7 +115,7 @@ def test_an_experiment_resumes_after_it_was_killed(arguments_for, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "teacher:" not in done.stderr
     assert (out / "teacher.json").read_bytes() == before
-    assert "Going on from" in (out / "implicit.log").read_text() or "checkpoint-4" in os.listdir(out / "implicit")
+    assert "Resuming from" in (out / "implicit.log").read_text() or "checkpoint-4" in os.listdir(out / "implicit")
     figures = json.loads((out / "implicit.json").read_text())
     assert figures["updates"] == 4
     assert figures["cpu_seconds"] > 0

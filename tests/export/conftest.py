@@ -20,6 +20,7 @@ KINDS = {
     "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},
     "stacked": {"refinement": "stacked", "length": "ctc", "positions": "learned", "layernorm_embedding": True},
     "mixed with a shortlist": {"refinement": "mixed", "length": "ctc", "shortlist": True, "feedback": "learned"},
+    "self-conditioned": {"length": "ctc", "shortlist": True, "feedback": "learned", "self_conditioning": "expected"},
     "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True, "shortlist": True},
 }
 
@@ -46,6 +47,8 @@ def exported(tokenizer, batch, tmp_path_factory):
                 torch.nn.init.normal_(model.model.latent_head.prior.weight, std=0.3)
             if model.config.feedback == "learned":
                 torch.nn.init.normal_(model.model.transition.feedback.weight, std=0.1)
+            if model.config.is_self_conditioned:
+                torch.nn.init.normal_(model.model.transition.self_conditioning.feedback[0].weight, std=0.1)
             if shortlist:
                 texts = [tokenizer(list(side))["input_ids"] for side in zip(*SENTENCES, strict=True)]
                 add_shortlist(model, *texts, size=8, common=60)

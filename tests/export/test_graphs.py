@@ -35,14 +35,15 @@ def test_keys_and_values_are_inputs_of_the_cell_and_only_weights_are_quantised(e
     _, folders = exported(kind)
     cell = onnx.load(folders["fp32"] / "transition.onnx")
     inputs = {value.name: [axis.dim_param for axis in value.type.tensor_type.shape.dim] for value in cell.graph.input}
-    words = ["words", "outside"] if kind == "mixed with a shortlist" else []
+    # q·k and p·v of both attentions; where words are chosen among, their embeddings are picked: logits, and p·emb
+    computed = {"mixed with a shortlist": 5, "self-conditioned": 6}.get(kind, 4)
+    words = ["words", "outside"] if computed > 4 else []
     assert list(inputs) == ["state", "injection", "canvas_mask", "memory_mask", "key_0", "value_0", *words]
     assert inputs["state"][:2] == ["rows", "canvas"]
     assert inputs["key_0"][2] == "source"
     assert cell.opset_import[0].version == graphs.OPSET
     products = [node.op_type for node in cell.graph.node].count("MatMul")
     quantised = [node.op_type for node in onnx.load(folders["int8"] / "transition.onnx").graph.node]
-    computed = 5 if words else 4  # q·k and p·v, of both attentions; and the words' embeddings are picked
     assert quantised.count("MatMul") == computed
     assert quantised.count("MatMulInteger") == products - computed
     assert (folders["fp32"] / "feedback.onnx").exists() == (kind == "explicit")

@@ -204,7 +204,7 @@ def test_two_hundred_steps_survive_a_real_kill(tmp_path):
     again = start("killed")
     assert again.wait(300) == 0, (tmp_path / "killed.log").read_text()
     assert whole.wait(300) == 0, (tmp_path / "whole.log").read_text()
-    assert "Going on from" in (tmp_path / "killed.log").read_text()
+    assert "Resuming from" in (tmp_path / "killed.log").read_text()
     for file in ("checkpoint-200/model.safetensors", "model.safetensors"):
         first, second = (load_file(tmp_path / name / file) for name in ("whole", "killed"))
         assert all(torch.equal(first[name], second[name]) for name in first)

@@ -53,7 +53,7 @@ def test_the_defaults_are_those_of_the_field():
     ("flags", "message"),
     [
         (["--per_device_train_batch_size", "32"], "per_device_train_batch_size=32 has no effect: batches are made by"),
-        (["--load_best_model_at_end", "--eval_strategy", "steps"], "average_best decides which weights are kept"),
+        (["--load_best_model_at_end", "--eval_strategy", "steps"], "average_best selects the final weights"),
         (["--max_tokens", "0"], "max_tokens must be at least 1, not 0"),
         (["--correction", "-1"], "correction must be at least 0, not -1.0"),
         (["--correction_share", "0"], "correction_share must be above 0 and at most 1"),
@@ -66,11 +66,14 @@ def test_the_defaults_are_those_of_the_field():
         (["--beta", "0.3"], "beta has no effect on objective 'glat'; it is for dynamic_kd"),
         (["--correction_share", "0.5"], "correction_share=0.5 has no effect without correction"),
         (["--validation_limit", "5"], "validation_limit=5 has no effect without validation_data"),
-        (["--save_only_model", "true"], "save_only_model=True: a run could not go on from such checkpoints"),
+        (["--save_only_model", "true"], "save_only_model=True: training cannot resume from such checkpoints"),
         (["--config", "activation_function=[relu"], r"config 'activation_function=\[relu': while parsing"),
         (["--gamma", "1"], "gamma has no effect on objective 'glat'; it is for dynamic_kd"),
-        (["--preset", "tiny", "--model", "x"], "model=x and preset=tiny are each something to start from; keep one"),
-        (["--optimizer", "sgd"], "optimizer 'sgd' is unknown; it is muon, or left unset"),
+        (
+            ["--preset", "tiny", "--model", "x"],
+            "model=x and preset=tiny are mutually exclusive starting points; give one",
+        ),
+        (["--optimizer", "sgd"], "optimizer 'sgd' is unknown; choose muon, or leave it unset"),
         (["--optimizer", "muon", "--optim", "sgd"], "optimizer=muon and optim=sgd are two optimisers; keep one"),
         (["--optimizer", "muon", "--optim_args", "momentum=0.8"], "optim_args=momentum=0.8 has no effect: it is for"),
         (["--preset", "huge"], "preset 'huge' is unknown; choose one of tiny, small"),
@@ -107,3 +110,20 @@ def test_subword_dropout_is_a_probability_and_not_for_the_candidates_of_dynamic_
         DeqNarTrainingArguments(str(tmp_path), subword_dropout=1.0, use_cpu=True)
     with pytest.raises(ValueError, match="subword_dropout_target=0.1 has no effect on the candidates"):
         DeqNarTrainingArguments(str(tmp_path), subword_dropout_target=0.1, objective="dynamic_kd", use_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"truth_share": [0.5]}, "truth_share=\\[0.5\\] has no effect without state_weights"),
+        ({"random_segments": True}, "random_segments=True has no effect without state_weights"),
+        ({"state_weights": [0.0, 0.0]}, "state_weights=\\[0.0, 0.0\\] must be numbers from 0, and not all 0"),
+        ({"state_weights": [1.0], "truth_share": [0.6, 0.1]}, "truth_share=\\[0.6, 0.1\\] must be a share"),
+        ({"state_weights": [1.0], "damage_share": 1.5}, "damage_share must be from 0 to 1, not 1.5"),
+        ({"state_weights": [1.0], "segment_nfe": 0}, "segment_nfe must be at least 1, not 0"),
+        ({"state_weights": [1.0], "correction": 0.5}, "correction=0.5 has no effect: .* equilibrium_weight=0"),
+    ],
+)
+def test_options_of_supervised_states_are_checked(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        DeqNarTrainingArguments(str(tmp_path), use_cpu=True, **options)

@@ -162,7 +162,9 @@ def test_a_run_does_not_start_with_the_ngrams_of_another_model(tmp_path, tokeniz
 def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path, tokenizer):
     stacked = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
     stacked.save_pretrained(tmp_path / "stacked")
-    with pytest.raises(ValueError, match="there is no place for model.transition.layers.1.*--backbone"):
+    with pytest.raises(
+        ValueError, match="the new configuration has no parameters for model.transition.layers.1.*--backbone"
+    ):
         find_model(ModelArguments(model=str(tmp_path / "stacked"), config=["refinement=implicit"]), tokenizer)
     assert find_model(ModelArguments(model=str(tmp_path / "stacked")), tokenizer).config.refinement == "stacked"
     data = {"train_data": "x", "source": "en", "target": "de"}
@@ -192,7 +194,7 @@ def test_weights_that_cannot_be_used_are_told_in_one_line(teacher, tmp_path, tok
 
 
 def test_there_is_one_thing_to_start_from():
-    with pytest.raises(ValueError, match="model=a and teacher=b are each something to start from; keep one"):
+    with pytest.raises(ValueError, match="model=a and teacher=b are mutually exclusive starting points; give one"):
         ModelArguments(model="a", teacher="b")
 
 

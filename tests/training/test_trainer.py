@@ -249,7 +249,7 @@ def test_a_disk_that_is_full_for_the_best_weights_is_told_in_one_line(make_train
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(OSError, match="step-6.safetensors could not be written.*checkpoint-6 is intact"):
-            trainer._keep_if_good({"eval_bleu": 1.0})
+            trainer._save_if_best({"eval_bleu": 1.0})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -383,7 +383,7 @@ def test_what_cannot_be_trained_is_refused_at_the_start(make_trainer, tokenizer)
         DeqNarTrainer(trainer.model, arguments, train_dataset=trainer.train_dataset, processing_class=tokenizer)
     with pytest.raises(ValueError, match="correction=0.5 has no effect: a stacked model seeks no equilibrium"):
         make_trainer(model={"refinement": "stacked"}, correction=0.5)
-    with pytest.raises(ValueError, match="glance_nfe=2 has no effect: objective 'ctc' does not look first"):
+    with pytest.raises(ValueError, match="glance_nfe=2 has no effect: objective 'ctc' needs no first prediction"):
         make_trainer(objective="ctc", glance_nfe=2)
     with pytest.raises(ValueError, match="'dynamic_kd.ctc' needs a column of candidates; there are number, input_ids"):
         make_trainer(objective="dynamic_kd+ctc")
@@ -400,3 +400,30 @@ def test_the_model_says_what_it_was_trained_with(make_trainer, tmp_path):
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["objective"] == "glat"
     assert config["length"] == length_for("glat")
+
+
+SELF_CONDITIONED = {"refinement": "implicit", "feedback": "learned", "self_conditioning": "expected"}
+
+
+def test_supervised_states_train_and_their_losses_are_logged(make_trainer):
+    options = {"state_weights": [0.2, 0.4, 0.4], "truth_share": [0.1, 0.6], "damage_share": 0.1}
+    trainer = make_trainer(objective="ctc", model=SELF_CONDITIONED, max_steps=30, learning_rate=3e-3, **options)
+    feedback = trainer.model.model.transition.self_conditioning.feedback[0].weight
+    assert not feedback.any()
+    trainer.train()
+    assert feedback.any()
+    logs = [entry for entry in trainer.state.log_history if "state_3" in entry]
+    assert all({"state_1", "state_2", "state_3"} <= set(entry) and "nfe" not in entry for entry in logs)
+    assert logs[-1]["state_3"] < logs[0]["state_3"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"refinement": "implicit", "feedback": "learned"}, "needs a self-conditioned model.*is 'none'"),
+        ({**SELF_CONDITIONED, "gradient": "ift"}, "which gradient='ift' needs"),
+    ],
+)
+def test_supervised_states_need_a_self_conditioned_model_and_no_fixed_point(make_trainer, model, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(objective="ctc", model=model, state_weights=[0.5, 0.5])

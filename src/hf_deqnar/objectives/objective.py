@@ -27,6 +27,7 @@ from ..models.deqnar.stability import (
     random_budget,
 )
 from .inputs import INPUTS, Prediction, ProxyInput, masked, needs_prediction
+from .states import SupervisedStates, supervise_states
 from .targets import (
     TARGETS,
     ProxyTarget,
@@ -83,6 +84,9 @@ class Objective:
         noisy_start: share of the rows whose solve starts from noise instead of zeros.
         glance_nfe: most evaluations of the solve that predicts on a masked canvas; `max_nfe` if None. A few evaluations
             are enough to find the wrong tokens.
+        states: losses at several states of a path, some of which contain part of the truth; see `SupervisedStates`.
+            None for a loss at the equilibrium only.
+        equilibrium: with `states`, the weight of the loss at the equilibrium; 0 leaves the solve out.
         gamma, beta: of Dynamic KD; one γ per candidate. The defaults are those of the MPLE paper, appendix F, for
             teachers of the sizes tiny, small, base and big, and the raw target.
     """
@@ -99,6 +103,8 @@ class Objective:
     random_nfe: bool = False
     noisy_start: float = 0.0
     glance_nfe: int | None = None
+    states: SupervisedStates | None = None
+    equilibrium: float = 1.0
     gamma: tuple[float, ...] = (0.7, 0.6, 1.3, 1.5, 2.3)
     beta: float = 0.2
 
@@ -140,6 +146,12 @@ class Objective:
         targets = Targets(proxy.labels, proxy.canvas.mask, proxy.revealed, self.label_smoothing)
 
         config = model.config
+        if self.states is not None:
+            function = model.model.bind(proxy.source, proxy.canvas)
+            for number, loss in enumerate(supervise_states(model, function, targets, self.states, generator), start=1):
+                terms[f"state_{number}"] = Term(loss.total, loss.count, loss.weight)
+            if not self.equilibrium:
+                return terms
         path = start = None
         if config.seeks_equilibrium:
             path = RandomState(generator) if self.correction else None
@@ -151,7 +163,7 @@ class Objective:
                 start = mixed_initial_state(zeros, self.noisy_start, generator)
         found = model.solve(proxy.source, proxy.canvas, initial_state=start, max_nfe=max_nfe, observe=path)
 
-        terms["nat"] = Term(*model.length_model.loss(model, found.value, targets), weight=1.0)
+        terms["nat"] = Term(*model.length_model.loss(model, found.value, targets), weight=self.equilibrium)
         if config.seeks_equilibrium:
             if path is not None:
                 terms["correction"] = self._correction_term(model, found, path, targets, generator)

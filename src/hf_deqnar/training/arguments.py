@@ -1,4 +1,4 @@
-"""What a training run is told: as fields of dataclasses, as flags, or in a YAML file."""
+"""Training arguments, as dataclasses that are also command-line flags and YAML settings."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -22,8 +22,8 @@ WITHOUT_EFFECT = {
     "predict_with_generate": "validation always generates",
     "generation_max_length": "set it in generation_config",
     "generation_num_beams": "set length_beams or ctc_beam_size in generation_config",
-    "resume_from_checkpoint": "a run goes on by itself from the last checkpoint in output_dir",
-    "load_best_model_at_end": "average_best decides which weights are kept",
+    "resume_from_checkpoint": "training resumes automatically from the last checkpoint in output_dir",
+    "load_best_model_at_end": "average_best selects the final weights",
 }
 
 
@@ -39,23 +39,23 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         default=4096, metadata={"help": "Most rows × longest side of a batch, over all processes together."}
     )
     average_best: int = field(
-        default=5, metadata={"help": "The result is the average of so many best evaluations; 0 keeps the last weights."}
+        default=5, metadata={"help": "Number of best checkpoints to average; 0 uses the last weights."}
     )
     early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after so many evaluations without a better one; never if unset."}
+        default=None, metadata={"help": "Stop after this many evaluations without improvement. Default: never."}
     )
     learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate after warm-up."})
-    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "How the learning rate changes."})
+    lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "Learning-rate schedule."})
     warmup_steps: float = field(
-        default=10_000, metadata={"help": "Updates with a rising learning rate; below 1: share."}
+        default=10_000, metadata={"help": "Warm-up updates; a value below 1 is a share of all updates."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
-    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's memory of squared gradients."})
+    adam_beta2: float = field(default=0.98, metadata={"help": "Adam's β₂."})
     optimizer: str | None = field(
         default=None,
         metadata={
             "help": "muon: orthogonal steps for the matrices of layers, Adam's for the rest; try two or three times "
-            "Adam's learning rate. Unset: what optim says, Adam."
+            "Adam's learning rate. Default: the optimizer named by optim (AdamW)."
         },
     )
     label_smoothing_factor: float | None = field(default=0.1, metadata={"help": "ε of label smoothing."})
@@ -67,14 +67,17 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         },
     )
     subword_dropout_target: float = field(default=0.0, metadata={"help": "The same for targets."})
-    metric_for_best_model: str = field(default="bleu", metadata={"help": "What decides which is best."})
-    logging_steps: float = field(default=100, metadata={"help": "Log every so many updates."})
+    metric_for_best_model: str = field(default="bleu", metadata={"help": "Metric that selects the best checkpoint."})
+    logging_steps: float = field(default=100, metadata={"help": "Updates between two logs."})
     restore_callback_states_from_checkpoint: bool = field(
-        default=True, metadata={"help": "A run that goes on keeps its patience."}
+        default=True, metadata={"help": "Restore the state of early stopping when training resumes."}
     )
-    save_total_limit: int | None = field(default=2, metadata={"help": "How many checkpoints to go on from are kept."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "Number of checkpoints to keep for resuming."})
     ddp_find_unused_parameters: bool | None = field(
-        default=False, metadata={"help": "Every weight takes part in every step, so nobody need look for others."}
+        default=False,
+        metadata={
+            "help": "Every weight takes part in every step, No parameters are unused, so DDP need not search for them.."
+        },
     )
     use_cache: bool = field(default=False, metadata={"help": "Training needs no cache of keys and values."})
     greater_is_better: bool | None = field(
@@ -83,9 +86,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.greater_is_better is None:  # transformers would take a likelihood for a score
+        if self.greater_is_better is None:  # transformers would treat a loss as a score to maximise
             self.greater_is_better = self.metric_for_best_model.endswith(("bleu", "chrf"))
-        if not torch.accelerator.is_available():  # else processes started by torchrun would not know of each other
+        if not torch.accelerator.is_available():  # otherwise torchrun processes would not form a process group
             self.use_cpu = True
         super().__post_init__()
         defaults = {entry.name: entry.default for entry in fields(Seq2SeqTrainingArguments)}
@@ -93,13 +96,13 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             if getattr(self, name) != defaults[name]:
                 raise ValueError(f"{name}={getattr(self, name)} has no effect: {reason}.")
         if self.optimizer not in (None, "muon"):
-            raise ValueError(f"optimizer '{self.optimizer}' is unknown; it is muon, or left unset for what optim says.")
+            raise ValueError(f"optimizer '{self.optimizer}' is unknown; choose muon, or leave it unset to use optim.")
         if self.optimizer is not None and self.optim != type(self).optim:
             raise ValueError(f"optimizer={self.optimizer} and optim={self.optim.value} are two optimisers; keep one.")
         if self.optimizer is not None and self.optim_args:
             raise ValueError(f"optim_args={self.optim_args} has no effect: it is for optim, not for optimizer.")
         if self.save_only_model:
-            raise ValueError("save_only_model=True: a run could not go on from such checkpoints; leave it out.")
+            raise ValueError("save_only_model=True: training cannot resume from such checkpoints; leave it out.")
         self.check_at_least(1, "max_tokens", "early_stopping_patience")
         self.check_at_least(0, "average_best", "label_smoothing_factor")
         for name in ("subword_dropout", "subword_dropout_target"):
@@ -117,7 +120,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             )
 
     def check_at_least(self, least: float, *names: str) -> None:
-        """Refuse fields that are set to less."""
+        """Raise ValueError for fields below their minimum."""
         for name in names:
             value = getattr(self, name)
             if value is not None and value < least:
@@ -126,7 +129,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
 
 @dataclass
 class DeqNarTrainingArguments(TranslationTrainingArguments):
-    """`TranslationTrainingArguments`, and what objectives and equilibria need besides.
+    """`TranslationTrainingArguments`, with the options of objectives and equilibrium models.
 
     >>> DeqNarTrainingArguments("runs/example", objective="ctc+glat", max_tokens=4096).lr_scheduler_type.value
     'inverse_sqrt'
@@ -156,19 +159,48 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
     )
     glance_nfe: int | None = field(
         default=None,
-        metadata={"help": "Most evaluations of a solve that only looks what to reveal; as any other's if unset."},
+        metadata={"help": "Maximum NFE of the solve that selects revealed tokens. Default: max_nfe."},
     )
     denoising_steps: int | None = field(
         default=None,
         metadata={
-            "help": "For so many updates at first the decoder is evaluated once, as an ordinary one (and, if explicit, "
+            "help": "Number of initial updates with a single decoder evaluation (and, if explicit, "
             "nothing is revealed); then equilibria are learned. Unset: half of all updates if explicit, else none."
         },
+    )
+    state_weights: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Weights of losses at the first states of a path, such as 0.2 0.4 0.4, of self-conditioned models. "
+            "Unset: the loss is taken at the equilibrium only."
+        },
+    )
+    segment_nfe: int = field(
+        default=1,
+        metadata={"help": "Evaluations between two of these states, with the full gradient; states are detached."},
+    )
+    truth_share: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Share of the wrong positions of a state that show the truth to the next segment; two numbers: a "
+            "range from which it is drawn for every sentence. Default: 0.3."
+        },
+    )
+    damage_share: float = field(
+        default=0.0,
+        metadata={"help": "Share of the positions that show a wrong token, a blank or a repetition instead."},
+    )
+    random_segments: bool = field(
+        default=False, metadata={"help": "Draw the number of segments of every update, from 1 to all."}
+    )
+    equilibrium_weight: float = field(
+        default=0.0, metadata={"help": "With state_weights: weight of the loss at the equilibrium; 0: no solve."}
     )
     gamma: list[float] | None = field(
         default=None,
         metadata={
-            "help": "Trust in each candidate of dynamic_kd, the raw target last. Unset: the paper's for five, else 1."
+            "help": "γ of each Dynamic KD candidate, the reference last. Default: those of the MPLE paper for five "
+            "candidates, else 1."
         },
     )
     beta: float = field(default=0.2, metadata={"help": "Weight of dynamic_kd's distortion."})
@@ -199,12 +231,46 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
             )
         self.check_at_least(1, "max_nfe", "glance_nfe")
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
+        self._check_states()
         if not 0 < self.correction_share <= 1:
             raise ValueError(f"correction_share must be above 0 and at most 1, not {self.correction_share}.")
         if self.correction_share != type(self).correction_share and not self.correction:
             raise ValueError(f"correction_share={self.correction_share} has no effect without correction.")
         if not 0 <= self.noisy_start <= 1:
             raise ValueError(f"noisy_start must be from 0 to 1, not {self.noisy_start}.")
+
+    def _check_states(self) -> None:
+        if self.state_weights is None:
+            for name, default in STATE_DEFAULTS.items():
+                if getattr(self, name) != default:
+                    raise ValueError(f"{name}={getattr(self, name)} has no effect without state_weights.")
+            return
+        if not self.state_weights or min(self.state_weights) < 0 or sum(self.state_weights) == 0:
+            raise ValueError(f"state_weights={self.state_weights} must be numbers from 0, and not all 0.")
+        if self.truth_share is None:
+            self.truth_share = [0.3]
+        if not 1 <= len(self.truth_share) <= 2 or not 0 <= self.truth_share[0] <= self.truth_share[-1] <= 1:
+            raise ValueError(f"truth_share={self.truth_share} must be a share from 0 to 1, or a range of two.")
+        if not 0 <= self.damage_share <= 1:
+            raise ValueError(f"damage_share must be from 0 to 1, not {self.damage_share}.")
+        self.check_at_least(1, "segment_nfe")
+        self.check_at_least(0, "equilibrium_weight")
+        if not self.equilibrium_weight:
+            for name in ("correction", "initial", "jacobian", "random_nfe", "noisy_start", "max_nfe"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} has no effect: with state_weights and equilibrium_weight=0 "
+                        "training does not solve for an equilibrium."
+                    )
+
+
+STATE_DEFAULTS = {
+    "segment_nfe": 1,
+    "truth_share": None,
+    "damage_share": 0.0,
+    "random_segments": False,
+    "equilibrium_weight": 0.0,
+}
 
 
 @dataclass
@@ -237,12 +303,12 @@ class ModelArguments:
         named = [name for name in ("model", "teacher", "backbone", "preset") if getattr(self, name) is not None]
         if len(named) > 1:
             given = " and ".join(f"{name}={getattr(self, name)}" for name in named)
-            raise ValueError(f"{given} are each something to start from; keep one.")
+            raise ValueError(f"{given} are mutually exclusive starting points; give one.")
         self.settings()
 
     @property
     def start(self) -> str | None:
-        """What training starts from, and whose tokenizer is used; None for a new model."""
+        """Model that training starts from (its tokenizer is used); None for a new model."""
         return self.model or self.teacher or self.backbone
 
     def settings(self) -> dict[str, Any]:
@@ -252,7 +318,7 @@ class ModelArguments:
 
 @dataclass
 class CorpusArguments:
-    """What it is trained on."""
+    """Training and validation corpora."""
 
     train_data: list[str] = field(
         metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…; several are concatenated."}
@@ -261,11 +327,11 @@ class CorpusArguments:
     target: str = field(metadata={"help": "Column (or file ending) of the target language."})
     validation_data: str | None = field(default=None, metadata={"help": "The same for validation."})
     validation_limit: int | None = field(
-        default=None, metadata={"help": "Only so many validation pairs, evenly spread over them all."}
+        default=None, metadata={"help": "Maximum number of validation pairs, evenly spaced."}
     )
-    train_limit: int | None = field(default=None, metadata={"help": "Only the first so many training pairs."})
+    train_limit: int | None = field(default=None, metadata={"help": "Maximum number of training pairs."})
     max_length: int = field(default=128, metadata={"help": "Pairs with more tokens on a side are left out."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where tokenized data is kept."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Cache folder of tokenized data."})
 
     def __post_init__(self) -> None:
         if isinstance(self.train_data, str):
@@ -338,7 +404,7 @@ class DataArguments(CorpusArguments):
 
 
 def read_settings(assignments: list[str], kind: type) -> dict[str, Any]:
-    """'field=value' each, for a configuration class; read as YAML, so that 1e-3, true and null mean what they say."""
+    """Values by field of 'field=value' assignments; values are parsed as YAML, so 1e-3, true and null have types."""
     known = {entry.name for entry in fields(kind)}
     found = {}
     for assignment in assignments:
@@ -355,7 +421,7 @@ def read_settings(assignments: list[str], kind: type) -> dict[str, Any]:
 
 
 def as_number(value: Any) -> Any:
-    """YAML takes 1e-3 for a word."""
+    """YAML parses 1e-3 as a string."""
     if not isinstance(value, str):
         return value
     try:

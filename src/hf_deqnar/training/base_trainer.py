@@ -1,4 +1,4 @@
-"""What all our trainers share: token budgets, validation by translating, whole checkpoints, the best weights."""
+"""Base class of the trainers: token-budget batches, validation by translation, atomic and averaged checkpoints."""
 
 import functools
 import os
@@ -42,12 +42,16 @@ logger = logging.get_logger(__name__)
 UNFINISHED = "_unfinished"  # transformers does not upload names that begin with an underscore
 BEST = "best"
 AVERAGED = "averaged"  # what the metrics of the average of the best weights begin with
-GENERATED_TOGETHER = 64  # sentences per batch when validation translates
-WRITING_ERRORS = (OSError, RuntimeError, SafetensorError)  # how a full disk is told by Python, torch and safetensors
+VALIDATION_BATCH_SIZE = 64  # sentences per batch when validation translates
+WRITING_ERRORS = (
+    OSError,
+    RuntimeError,
+    SafetensorError,
+)  # exceptions that Python, torch and safetensors raise when the disk is full
 
 
 class TranslationTrainer(Seq2SeqTrainer):
-    """Trains any translation model; a subclass says in `compute_terms` what is learned.
+    """Trains any translation model; subclasses implement `compute_terms`.
 
     Data sets have `input_ids` and `labels`; the validation set also has `source` and `references` as text, against
     which translations are scored. A data set without `input_ids` is tokenized: its texts are the columns `source` and
@@ -56,8 +60,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     Batches have a budget of tokens and depend only on the seed and the epoch, not on the number of processes. After
     training the model has the average of the best weights.
 
-    A checkpoint is written beside the others and takes its name when it is whole, so that a run that was killed at any
-    moment goes on from the last one: `trainer.train(resume_from_checkpoint=True)`.
+    A checkpoint is written beside the others and is renamed when it is complete, so that a run that was killed at any
+    moment resumes from the last one: `trainer.train(resume_from_checkpoint=True)`.
     """
 
     args: TranslationTrainingArguments
@@ -67,7 +71,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             raise ValueError(f"{type(self).__name__} needs processing_class=tokenizer, to score and to save.")
         for name in ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics"):
             if options.get(name) is not None:
-                raise ValueError(f"{name} has no effect: translations are scored, and the loss is compute_terms.")
+                raise ValueError(
+                    f"{name} has no effect: the trainer scores translations, and the loss comes from compute_terms."
+                )
         columns = {side: options.pop(side, None) for side in ("source", "target")}
         self._tokenize = functools.partial(
             tokenize_raw_texts, tokenizer=options["processing_class"], config=model.config, args=args, **columns
@@ -76,7 +82,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         options["eval_dataset"] = self._tokenize(options.get("eval_dataset"), "eval_dataset")
         if isinstance(options["eval_dataset"], dict) and args.eval_strategy != "no" and args.average_best:
             raise ValueError(
-                "Several validation sets cannot tell together which weights are best; give one, or set average_best=0."
+                "Checkpoints cannot be ranked on several validation sets; give one, or set average_best=0."
             )
         if options["eval_dataset"] is None and args.eval_strategy != "no":
             raise ValueError(f"eval_strategy='{args.eval_strategy}' needs an eval_dataset.")
@@ -110,10 +116,10 @@ class TranslationTrainer(Seq2SeqTrainer):
             model: the model as it is wrapped for training; its parameters must be used inside its `forward` only.
             progress: the share of training that is done.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what it learns; write compute_terms.")
+        raise NotImplementedError(f"{type(self).__name__} must implement compute_terms.")
 
     def validation_figures(self, batch: dict[str, Tensor]) -> dict[str, float]:
-        """What else is measured on the first validation batch."""
+        """Additional metrics of the first validation batch."""
         return {}
 
     # ---- Data
@@ -136,7 +142,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             lengths = [
                 max(length, *map(len, several)) for length, several in zip(lengths, dataset["candidates"], strict=True)
             ]
-        # Validation takes what it is given: a long sentence there may have a batch of its own.
+        # A validation sentence longer than the budget gets its own batch.
         budget = self.args.max_tokens if shuffle else max(self.args.max_tokens, max(lengths) * self.args.world_size)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         sampler = TokenBudgetSampler(
@@ -178,8 +184,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.args.optimizer == "muon" and self.optimizer is None:
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
                 raise ValueError(
-                    "optimizer=muon needs whole matrices in every process, but FSDP and DeepSpeed cut them up; leave "
-                    "it unset."
+                    "optimizer=muon needs unsharded matrices, but FSDP and DeepSpeed shard them; leave it unset."
                 )
             chosen = self.model if model is None else model
             self.optimizer = make_muon(
@@ -196,7 +201,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """The loss, divided by the counts of the whole batch, whichever process holds which part of it."""
+        """The loss, divided by the counts of the full batch, independently of how processes share it."""
         numbers = inputs.pop("number", None)
         self._numbers = [] if numbers is None else numbers.tolist()
         progress, generator = self.state.global_step / max(1, self.state.max_steps), self._generator()
@@ -204,7 +209,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         try:
             with self.accelerator.autocast():
                 terms = combine(self.compute_terms(model, inputs, progress, generator), self._share)
-        except FloatingPointError as error:  # the solver has noticed first
+        except FloatingPointError as error:  # raised by the solver
             raise FloatingPointError(self._not_finite("loss", "not finite")) from error
         loss = terms["loss"]
         if not loss.isfinite():
@@ -223,7 +228,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         return self.accelerator.reduce(counts, reduction="sum") / self.args.world_size
 
     def _generator(self) -> torch.Generator:
-        """A new one for every batch, made from its place in the run: there is nothing to save and restore."""
+        """A generator seeded by the position of the batch, so no random state must be saved."""
         step, part = self._place
         self._place = (self.state.global_step, part + 1 if step == self.state.global_step else 0)
         place = self.state.global_step * self.args.gradient_accumulation_steps + self._place[1]
@@ -232,7 +237,7 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        scaled = self.accelerator.scaler is not None  # which leaves out such updates, and tries a smaller scale
+        scaled = self.accelerator.scaler is not None  # the gradient scaler skips such updates and lowers its scale
         if not torch.as_tensor(norm).isfinite() and not scaled:
             raise FloatingPointError(self._not_finite("gradient", float(norm)))
         return norm
@@ -240,9 +245,9 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _not_finite(self, what: str, value: Any) -> str:
         last = get_last_checkpoint(self.args.output_dir) if os.path.isdir(self.args.output_dir) else None
         pairs = f", pairs {self._numbers} of the corpus" if self._numbers else ""
-        kept = "no checkpoint was written yet" if last is None else f"the last good checkpoint is {last}"
+        remaining = "no checkpoint was written yet" if last is None else f"the last good checkpoint is {last}"
         return (
-            f"The {what} is {value} in update {self.state.global_step + 1}{pairs}; {kept}. "
+            f"The {what} is {value} in update {self.state.global_step + 1}{pairs}; {remaining}. "
             "Lower the learning rate, or look at these pairs."
         )
 
@@ -291,14 +296,14 @@ class TranslationTrainer(Seq2SeqTrainer):
         self._processor_seconds += time.process_time() - processor_start
         self.log(metrics)
         if self.is_in_train and metric_key_prefix == "eval":
-            self._keep_if_good(metrics)
-        if metric_key_prefix != AVERAGED:  # of which callbacks, such as early stopping, know nothing
+            self._save_if_best(metrics)
+        if metric_key_prefix != AVERAGED:  # not reported to callbacks such as early stopping
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()
     def _validation_terms(self, dataset: Any) -> dict[str, float]:
-        """The terms as they would be at the end of training, over the whole set."""
+        """The terms as they would be at the end of training, over the full set."""
         generator = torch.Generator(device=self.args.device).manual_seed(self.args.seed)
         totals: dict[str, Term] = {}
         figures: dict[str, float] = {}
@@ -323,7 +328,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 self.model,
                 self.processing_class,
                 list(part["source"]),
-                GENERATED_TOGETHER,
+                VALIDATION_BATCH_SIZE,
                 show_progress=False,
                 **options,
             )
@@ -346,8 +351,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         rows = [dataset[place] for place in range(len(dataset))]
         found, training = [], self.model.training
         self.model.eval()
-        for first in range(0, len(rows), GENERATED_TOGETHER):
-            batch = self._prepare_inputs(self.data_collator(rows[first : first + GENERATED_TOGETHER]))
+        for first in range(0, len(rows), VALIDATION_BATCH_SIZE):
+            batch = self._prepare_inputs(self.data_collator(rows[first : first + VALIDATION_BATCH_SIZE]))
             found += self.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **options).tolist()
         self.model.train(training)
         padding = self.model.config.pad_token_id
@@ -359,11 +364,11 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Tied weights are saved once, so that one of their names is always missing."""
         tied = self.model._tied_weights_keys or {}
-        kept = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(type(load_result)(kept, load_result.unexpected_keys))
+        remaining = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(type(load_result)(remaining, load_result.unexpected_keys))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write into a folder of another name and rename it when all of it is there."""
+        """Write to a temporary folder and rename it when it is complete."""
         output, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         unfinished = output / UNFINISHED
         if self.args.should_save:
@@ -384,7 +389,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             os.replace(unfinished / name, output / name)
             unfinished.rmdir()
             rotate_checkpoints(output_dir=str(output), save_total_limit=self.args.save_total_limit, use_mtime=False)
-            # Only now: a run that goes on from an older checkpoint must find the weights that were best then.
+            # After the checkpoint: a run resumed from an older one needs the best weights of that time.
             remove_all_but(output / BEST, map(self._best_path, self._best_steps()))
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
@@ -404,14 +409,14 @@ class TranslationTrainer(Seq2SeqTrainer):
         return best_steps(self.state.log_history, metric, self.args.average_best, self.args.greater_is_better)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """As in transformers; of several validation sets none is asked which checkpoint is best."""
+        """As in transformers; with several validation sets no best checkpoint is selected."""
         several = isinstance(self.eval_dataset, dict)
         return not several and super()._determine_best_metric(metrics, trial)
 
     def _best_path(self, step: int) -> Path:
         return Path(self.args.output_dir) / BEST / f"step-{step}.safetensors"
 
-    def _keep_if_good(self, metrics: dict[str, float]) -> None:
+    def _save_if_best(self, metrics: dict[str, float]) -> None:
         metric = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
         if metric not in metrics:
             known = ", ".join(name.removeprefix("eval_") for name in metrics)
@@ -425,13 +430,13 @@ class TranslationTrainer(Seq2SeqTrainer):
             save_weights(self.model, path)
         except WRITING_ERRORS as error:
             raise OSError(self._not_written(path.name, error)) from error
-        if self.args.save_strategy == "no":  # else older ones may be needed by a run that goes on
+        if self.args.save_strategy == "no":  # otherwise resuming may need older ones
             remove_all_but(path.parent, map(self._best_path, self._best_steps()))
 
     def _not_written(self, name: str, error: Exception) -> str:
         last = get_last_checkpoint(self.args.output_dir)
-        kept = "there is no earlier checkpoint" if last is None else f"{last} is intact"
-        return f"{name} could not be written to {self.args.output_dir} ({error}); {kept}."
+        remaining = "there is no earlier checkpoint" if last is None else f"{last} is intact"
+        return f"{name} could not be written to {self.args.output_dir} ({error}); {remaining}."
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> TrainOutput:
         """As in transformers; afterwards the model has the average of the best weights.
@@ -441,9 +446,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
-                raise ValueError(f"There is no checkpoint in {self.args.output_dir} to go on from.")
+                raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
         if self.args.world_size > 1 and not resume_from_checkpoint:
-            torch.manual_seed(self.args.seed + self.args.process_index * 7919)  # dropout of its own for every process
+            torch.manual_seed(self.args.seed + self.args.process_index * 7919)  # each process has its own dropout seed
         if resume_from_checkpoint and self._already_trained(resume_from_checkpoint):
             result = TrainOutput(self.state.global_step, 0.0, {})
         else:
@@ -465,7 +470,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         return True
 
     def _take_best(self) -> None:
-        """Average the best weights; but if the best alone translates better, take those."""
+        """Average the best weights; use the single best checkpoint if it scores higher."""
         self.accelerator.wait_for_everyone()  # until the last of them is written
         paths = [path for path in map(self._best_path, self._best_steps()) if path.is_file()]
         if not paths:
@@ -484,13 +489,13 @@ class TranslationTrainer(Seq2SeqTrainer):
             load_weights(self.model, average_weights(paths[:1]))
         logger.warning(
             f"The average of the best {len(paths)} has a {metric} of {averaged[f'{AVERAGED}_{metric}']:.2f}, the best "
-            f"alone {alone:.2f}: the {'average' if better else 'best alone'} is kept."
+            f"alone {alone:.2f}: the {'average' if better else 'best alone'} is used."
         )
 
 
 class EvaluateLast(TrainerCallback):
     """The last updates are logged and the last weights validated, wherever `logging_steps` and `eval_steps` would have
-    stopped: those weights are often the best, and the time of all updates is told."""
+    stopped: those weights are often the best, and the total time is logged."""
 
     def on_step_end(
         self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, **rest

@@ -27,19 +27,19 @@ from .arguments import (
     ModelArguments,
     TranslationTrainingArguments,
 )
-from .base_trainer import GENERATED_TOGETHER
+from .base_trainer import VALIDATION_BATCH_SIZE
 from .energy_trainer import EnergyTrainer, EnergyTrainingArguments
 from .run import (
     OPTIMISATION,
     SETTINGS,
-    alone_in,
-    begin_or_go_on,
     beyond_defaults,
     check_same_run,
+    locked_output,
     prepare,
     read_corpus,
     read_run,
     settings_of,
+    start_or_resume,
     tokenize,
     train,
     train_and_save,
@@ -49,7 +49,7 @@ from .samplers import collate
 from .teacher_trainer import SIZES, TeacherArguments, train_teacher
 
 GRID = "grid.json"
-DECISIVE = f"decoder_input_operator target_operator temperature forbid_early_end max_nfe {OPTIMISATION}"
+RESUME_SETTINGS = f"decoder_input_operator target_operator temperature forbid_early_end max_nfe {OPTIMISATION}"
 FIGURES = ("discrete_energy", "energy", "reference_length_bleu", "bleu", "chrf", "length_ratio")
 
 
@@ -221,11 +221,11 @@ def set_up(
 
 def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[str, dict[str, float]]:
     """Train the student and save it; figures of the student as it was given, and of the result."""
-    say = prepare(arguments)
-    say(f"{setting.train.describe()}.")
-    with alone_in(arguments):
-        settings = {**settings_of(arguments, DECISIVE), **setting.identity()}
-        checkpoint = begin_or_go_on(arguments, settings, say)
+    log = prepare(arguments)
+    log(f"{setting.train.describe()}.")
+    with locked_output(arguments):
+        settings = {**settings_of(arguments, RESUME_SETTINGS), **setting.identity()}
+        checkpoint = start_or_resume(arguments, settings, log)
         trainer = setting.trainer(arguments, setting.student)
         output = Path(arguments.output_dir)
         if "student" not in read_run(output):
@@ -234,7 +234,7 @@ def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[s
                 write_json(output / SETTINGS, {**read_run(output), "student": given})
         else:
             given = read_run(output)["student"]
-        train_and_save(trainer, checkpoint, say)
+        train_and_save(trainer, checkpoint, log)
         return {"student": given, "result": measure(trainer, "result")}
 
 
@@ -244,8 +244,8 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
     Figures are kept in the folder as soon as a pair is done; a pair that was cut off is trained again.
     """
     check_grid(arguments)
-    say = prepare(arguments)
-    say(f"{setting.train.describe()}.")
+    log = prepare(arguments)
+    log(f"{setting.train.describe()}.")
     output = Path(arguments.output_dir)
     arguments = replace(
         arguments,
@@ -254,10 +254,10 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
         save_strategy="no",
         early_stopping_patience=None,
     )
-    shared = " ".join(name for name in DECISIVE.split() if not name.endswith("_operator"))
+    shared = " ".join(name for name in RESUME_SETTINGS.split() if not name.endswith("_operator"))
     settings = {**settings_of(arguments, f"max_steps {shared}"), **setting.identity()}
     grid = {"settings": settings, "student": None, "cells": {}}
-    with alone_in(arguments):
+    with locked_output(arguments):
         if (output / GRID).is_file():
             grid = {**grid, **check_same_run(output, settings, GRID)}
         if grid["student"] is None:
@@ -272,7 +272,7 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
             trainer.train()
             grid["cells"][name] = found = measure(trainer, "cell")
             write_json(output / GRID, grid)
-            say(f"{name}: energy {found['discrete_energy']:.2f}, BLEU {found['reference_length_bleu']:.2f}")
+            log(f"{name}: energy {found['discrete_energy']:.2f}, BLEU {found['reference_length_bleu']:.2f}")
     return grid
 
 
@@ -297,8 +297,8 @@ def reference_length_bleu(
     lengths = [len(labels) for labels in dataset["labels"]]
     order = sorted(range(len(dataset)), key=lengths.__getitem__)
     texts = [""] * len(dataset)
-    for first in range(0, len(order), GENERATED_TOGETHER):
-        places = order[first : first + GENERATED_TOGETHER]
+    for first in range(0, len(order), VALIDATION_BATCH_SIZE):
+        places = order[first : first + VALIDATION_BATCH_SIZE]
         batch = collate([dataset[place] for place in places], model.config.pad_token_id)
         batch = {name: values.to(device) for name, values in batch.items()}
         source = model.prepare(batch["input_ids"], batch["attention_mask"])

@@ -1,4 +1,4 @@
-"""A whole training run: data, tokenizer, model, trainer, result. `hf-deqnar train` and `scripts/train.py` call it."""
+"""A training run: data, tokenizer, model, trainer, result. `hf-deqnar train` and `scripts/train.py` call it."""
 
 import functools
 import json
@@ -55,21 +55,22 @@ from .trainer import DeqNarTrainer, objective_of
 SETTINGS = "run.json"
 ORIGIN = "trained_on.json"  # beside a tokenizer: what it was made from
 
-# Settings that decide which weights come out; a run that goes on must have the same.
+# Settings that decide which weights come out; must be identical when a run resumes.
 OPTIMISATION = (
     "max_tokens learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim "
     "optimizer max_grad_norm label_smoothing_factor subword_dropout subword_dropout_target "
     "gradient_accumulation_steps seed data_seed max_steps "
     "num_train_epochs lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model"
 )
-DECISIVE = (
+RESUME_SETTINGS = (
     "objective correction correction_share initial jacobian random_nfe noisy_start max_nfe glance_nfe denoising_steps "
+    "state_weights segment_nfe truth_share damage_share random_segments equilibrium_weight "
     f"gamma beta {OPTIMISATION}"
 )
 
 
 def main(arguments: list[str] | None = None, program: str | None = None) -> None:
-    """Parse, train, save. A run whose folder holds checkpoints goes on from the last of them."""
+    """Parse, train, save. A run whose folder holds checkpoints resumes from the last one."""
     kinds = (ModelArguments, DataArguments, DeqNarTrainingArguments)
     train(*parse_arguments(kinds, arguments, program))
 
@@ -83,39 +84,38 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
         return model
 
     pairs, candidates = read_training_data(data, arguments)
-    names = {"decisive": DECISIVE, "start": model_arguments.start}
-    return conduct(pairs, data, arguments, make_model, DeqNarTrainer, candidates=candidates, **names)
+    names = {"resume_settings": RESUME_SETTINGS, "start": model_arguments.start}
+    return run_training(pairs, data, arguments, make_model, DeqNarTrainer, candidates=candidates, **names)
 
 
-def conduct(
+def run_training(
     pairs: list[Pair],
     data: DataArguments,
     arguments: TranslationTrainingArguments,
     make_model: Callable[[PreTrainedTokenizerBase], PreTrainedModel],
     make_trainer: Callable[..., TranslationTrainer],
     *,
-    decisive: str,
+    resume_settings: str,
     start: str | None = None,
     candidates: list[list[str]] | None = None,
 ) -> TranslationTrainer:
-    """Tokenize, make the model, train or go on, save.
+    """Tokenize, make the model, train or resume, save.
 
     Args:
         make_model: from the tokenizer to the model; called after seeding.
         make_trainer: from model, arguments, data sets and tokenizer to the trainer.
-        decisive: names of the arguments that a run which goes on must share.
+        resume_settings: names of the arguments that must be identical when a run resumes.
         start: the model that training starts from, whose tokenizer is then used; None for a new one.
         candidates: of every pair, for Dynamic KD.
     """
-    say = prepare(arguments)
+    log = prepare(arguments)
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
     if data.validation_data is not None and arguments.eval_strategy == "no":
         raise ValueError(
-            f"--validation_data {data.validation_data} would never be looked at; say when, with --eval_strategy steps "
-            "or epoch, or leave it out."
+            f"--validation_data {data.validation_data} is unused; set --eval_strategy steps or epoch, or leave it out."
         )
-    with alone_in(arguments):
+    with locked_output(arguments):
         with arguments.main_process_first(desc="tokenizing"):
             tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
             if start is not None:
@@ -125,27 +125,27 @@ def conduct(
             tokenized = tokenize(pairs, tokenizer, model.config, data, candidates)
         # After tokenizing, which counts and drops longer pairs: no warning about them is needed.
         tokenizer.model_max_length = longest_source(model.config) or tokenizer.model_max_length
-        say(f"{tokenized.describe()}; {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
+        log(f"{tokenized.describe()}; {len(tokenizer):,} tokens, {model.num_parameters():,} parameters.")
         if candidates is not None:
             gamma = " ".join(f"{weight:g}" for weight in arguments.gamma)
-            say(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
+            log(f"gamma is {gamma}; {tokenized.replaced:,} unusable candidates are replaced by their raw target.")
         validation = None if data.validation_data is None else validation_set(data, tokenizer)
-        settings = settings_of(arguments, decisive)
+        settings = settings_of(arguments, resume_settings)
         settings |= {"config": beyond_defaults(model.config), "data": tokenized.fingerprint}
         settings["starting_weights"] = None if start is None else fingerprint_of_weights(model)
         settings["validation"] = None if validation is None else fingerprint_of(map(str, validation["references"]))
-        checkpoint = begin_or_go_on(arguments, settings, say)
+        checkpoint = start_or_resume(arguments, settings, log)
         datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
         trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
-        train_and_save(trainer, checkpoint, say)
+        train_and_save(trainer, checkpoint, log)
         return trainer
 
 
 @contextmanager
-def alone_in(arguments: TranslationTrainingArguments) -> Iterator[None]:
-    """Keep other runs out of the output folder; a lock that a killed run left is taken over."""
+def locked_output(arguments: TranslationTrainingArguments) -> Iterator[None]:
+    """Lock the output folder; the lock of a dead process is taken over."""
     output = Path(arguments.output_dir)
-    if not arguments.should_save:  # the main process holds it for all
+    if not arguments.should_save:  # the main process acquires the lock
         yield
         return
     try:
@@ -163,13 +163,12 @@ def alone_in(arguments: TranslationTrainingArguments) -> Iterator[None]:
 
 
 def prepare(arguments: TranslationTrainingArguments) -> Callable[[str], None]:
-    """Set the process up for training; returns how to tell the user something, once of all processes."""
+    """Set the process up for training; returns a function that logs on the main process."""
     logging.disable_progress_bar()  # of files being written; training has its own
-    say = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
+    log = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
     if arguments.device.type == "cpu":
-        kept = keep_freed_memory()
-        say(kept or "The allocator is left as it is.")
-    return say
+        log(keep_freed_memory() or "Allocator settings unchanged.")
+    return log
 
 
 def validation_set(data: CorpusArguments, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -178,19 +177,19 @@ def validation_set(data: CorpusArguments, tokenizer: PreTrainedTokenizerBase) ->
     return tokenize_for_validation(pairs, tokenizer, max_length=data.max_length)
 
 
-def begin_or_go_on(
-    arguments: TranslationTrainingArguments, settings: dict[str, Any], say: Callable[[str], None]
+def start_or_resume(
+    arguments: TranslationTrainingArguments, settings: dict[str, Any], log: Callable[[str], None]
 ) -> str | None:
-    """The checkpoint to go on from, if these settings are its run's; else the settings are written down."""
+    """The checkpoint to resume from, if its settings are identical; None for a new run, whose settings are written."""
     output = Path(arguments.output_dir)
     checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
     with arguments.main_process_first(desc="settings"):
         if checkpoint is not None or (output / "config.json").is_file():
             run = check_same_run(output, settings)
             if run["processes"] != arguments.world_size:
-                say(
-                    f"This run was begun by {run['processes']} processes and goes on with {arguments.world_size}: the "
-                    "batches are the same, random draws are not."
+                log(
+                    f"This run was started with {run['processes']} processes and resumes with {arguments.world_size}: "
+                    "the batches are the same, random draws are not."
                 )
         elif arguments.should_save:
             output.mkdir(parents=True, exist_ok=True)
@@ -198,15 +197,15 @@ def begin_or_go_on(
     return checkpoint
 
 
-def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, say: Callable[[str], None]) -> None:
-    """Train or go on, and save; a run that has finished is left as it is."""
+def train_and_save(trainer: TranslationTrainer, checkpoint: str | None, log: Callable[[str], None]) -> None:
+    """Train or resume, and save; a finished run is not changed."""
     output = Path(trainer.args.output_dir)
     if read_run(output)["finished"]:
-        say(f"{output} holds the finished run; nothing is left to train.")
+        log(f"{output} contains a finished run; nothing to do.")
         trainer._load_from_checkpoint(str(output))
         return
     if checkpoint is not None:
-        say(f"Going on from {checkpoint}.")
+        log(f"Resuming from {checkpoint}.")
     trainer.train(resume_from_checkpoint=checkpoint)
     try:
         trainer.save_model()
@@ -306,7 +305,7 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
     missing = [token for token in special.values() if token not in vocabulary]
     if arguments.start is not None:
         if arguments.model is not None:
-            model = remove_ngrams(load_whole(arguments.model, **arguments.settings()))
+            model = remove_ngrams(load_complete(arguments.model, **arguments.settings()))
         elif arguments.teacher is not None:
             with reading_weights(arguments.teacher):
                 teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
@@ -328,19 +327,19 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
     return DeqNarForConditionalGeneration(DeqNarConfig.preset(arguments.preset or "tiny", **fields))
 
 
-def load_whole(name: str, **settings: Any) -> DeqNarForConditionalGeneration:
-    """A model whose weights all find their place in it, whatever is configured otherwise."""
+def load_complete(name: str, **settings: Any) -> DeqNarForConditionalGeneration:
+    """A model whose weights all find their place in it, with the requested changes of its configuration."""
     asked = ", ".join(f"{key}={value}" for key, value in settings.items())
     with reading_weights(name, f"{asked} would need" if asked else "its config.json describes"):
         model, found = DeqNarForConditionalGeneration.from_pretrained(name, output_loading_info=True, **settings)
     lost = sorted(found["unexpected_keys"])
     if lost:
         raise ValueError(
-            f"With {asked} there is no place for {lost[0]} of "
+            f"With {asked} the new configuration has no parameters for {lost[0]} of "
             f"{name}; a stacked model becomes one that seeks equilibria with --backbone."
         )
-    if any(".feedback." in key for key in found["missing_keys"]):
-        torch.nn.init.eye_(model.model.transition.feedback.weight)  # what it was: the state as it is
+    if any(key.endswith(".transition.feedback.weight") for key in found["missing_keys"]):
+        torch.nn.init.eye_(model.model.transition.feedback.weight)  # default of older checkpoints
     return model
 
 
@@ -360,37 +359,37 @@ def tokenize(
     return tokenize_candidates(pairs, candidates, tokenizer, **options, processes=data.preprocessing_processes)
 
 
-AS_USUAL = "the default"
+DEFAULT = "the default"
 
 
 def check_same_run(output: Path, settings: dict[str, Any], file: str = SETTINGS) -> dict[str, Any]:
-    """What is written down of a run. It may go on only as it began, else its result would be nobody's."""
+    """The recorded settings of a run, after checking that they are identical; resuming requires that."""
     path = output / file
     if not path.is_file():
-        raise ValueError(f"{output} holds a model or checkpoints of something else; choose another output_dir.")
+        raise ValueError(f"{output} contains a model or checkpoints of another run; choose another output_dir.")
     run = read_run(output, file)
     before = run["settings"]
     for name, value in json.loads(json.dumps(settings)).items():
         if before.get(name) != value:
             if isinstance(value, dict) and isinstance(before.get(name), dict):
                 now, then = value, before[name]
-                name = next(key for key in sorted({*now, *then}) if now.get(key, AS_USUAL) != then.get(key, AS_USUAL))
-                value, before = now.get(name, AS_USUAL), {name: then.get(name, AS_USUAL)}
+                name = next(key for key in sorted({*now, *then}) if now.get(key, DEFAULT) != then.get(key, DEFAULT))
+                value, before = now.get(name, DEFAULT), {name: then.get(name, DEFAULT)}
             raise ValueError(
                 f"{output} holds a run with {name}={before.get(name)}, but now it is {value}; choose another "
-                "output_dir, or go on as it began."
+                "output_dir, or resume with the same settings."
             )
     return run
 
 
 def read_run(output: Path, file: str = SETTINGS) -> dict[str, Any]:
-    """What a run, or a grid of runs, has written down about itself."""
+    """What a run, or a grid of runs, has recorded in its settings file."""
     names = ("settings", "processes", "finished") if file == SETTINGS else ("settings",)
     return read_json(output / file, *names, remedy=f"choose another output_dir, or remove {output}")
 
 
 def beyond_defaults(config: PreTrainedConfig) -> dict[str, Any]:
-    """What a configuration says beyond its defaults: a run may go on after an upgrade that adds fields."""
+    """Fields that differ from their defaults. Only these are compared, so a run can resume after an upgrade."""
     usual = type(config)().to_dict()
     given = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     return {name: value for name, value in given.items() if name not in usual or usual[name] != value}

@@ -54,7 +54,7 @@ class TokenBudgetSampler:
         self._batches: tuple[int, list[list[int]]] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle; called by whoever counts epochs."""
+        """Choose the shuffle; called at the start of each epoch."""
         self.epoch = epoch
 
     def batches(self) -> list[list[int]]:
@@ -74,9 +74,10 @@ class TokenBudgetSampler:
         return batches
 
     def _share(self, batches: list[list[int]]) -> list[list[int]]:
-        """Every process must get something of every batch: a last one that is too small is filled from the one before.
+        """Every process needs at least one example of every batch; a last batch that is too small is filled up.
 
-        Where that would leave too little there, the two become one, which may then be a little over the budget.
+        Examples come from the batch before it. If too few would remain there, the two become one batch, which may then
+        be slightly over the budget.
         """
         if len(batches[-1]) >= self.processes:
             return batches

@@ -27,7 +27,7 @@ from ..objectives.objective import Term
 from ..utils.files import reading_weights
 from .arguments import DataArguments, TranslationTrainingArguments, parse_arguments, read_settings
 from .base_trainer import TranslationTrainer
-from .run import OPTIMISATION, conduct, read_pairs
+from .run import OPTIMISATION, read_pairs, run_training
 
 # Table 10 of the MPLE paper (Huang et al. 2022); encoder and decoder have the same number of layers.
 SIZES = {
@@ -288,4 +288,4 @@ def train_teacher(
         return make_teacher(make_config(teacher.size, tokenizer, **teacher.settings()), tokenizer)
 
     pairs, start = read_pairs(data, arguments.seed), teacher.model
-    return conduct(pairs, data, arguments, make_model, TeacherTrainer, decisive=OPTIMISATION, start=start)
+    return run_training(pairs, data, arguments, make_model, TeacherTrainer, resume_settings=OPTIMISATION, start=start)

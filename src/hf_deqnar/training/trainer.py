@@ -5,15 +5,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.stability import spectral_radius
 from ..objectives.inputs import masked
 from ..objectives.objective import Objective, Term, check_objective, parse_objective
+from ..objectives.states import SupervisedStates
 from ..objectives.targets import dynamically_distilled
 from .arguments import DeqNarTrainingArguments
 from .base_trainer import TranslationTrainer
 
-OF_EQUILIBRIA = (
+EQUILIBRIUM_OPTIONS = (
     "correction",
     "initial",
     "jacobian",
@@ -23,7 +25,7 @@ OF_EQUILIBRIA = (
     "max_nfe",
     "glance_nfe",
 )
-PLAIN = {"correction": 0.0, "initial": 0.0, "jacobian": 0.0, "random_nfe": False, "noisy_start": 0.0}
+NO_REGULARISERS = {"correction": 0.0, "initial": 0.0, "jacobian": 0.0, "random_nfe": False, "noisy_start": 0.0}
 
 
 class DeqNarTrainer(TranslationTrainer):
@@ -38,26 +40,34 @@ class DeqNarTrainer(TranslationTrainer):
         self.objective = objective_of(args)
         check_objective(self.objective, model.config)
         if not model.config.seeks_equilibrium:
-            for name in OF_EQUILIBRIA:
+            for name in EQUILIBRIUM_OPTIONS:
                 if getattr(args, name):
                     raise ValueError(
                         f"{name}={getattr(args, name)} has no effect: a stacked model seeks no equilibrium."
                     )
         if args.glance_nfe is not None and not self.objective.needs_masked_prediction(model.config):
             raise ValueError(
-                f"glance_nfe={args.glance_nfe} has no effect: objective '{args.objective}' does not look first."
+                f"glance_nfe={args.glance_nfe} has no effect: objective '{args.objective}' needs no first prediction."
             )
         columns = getattr(options.get("train_dataset"), "column_names", None)
         if self.objective.target is dynamically_distilled and columns is not None and "candidates" not in columns:
             raise ValueError(
                 f"objective '{args.objective}' needs a column of candidates; there are {', '.join(columns)}."
             )
-        # Validation is told nothing that training is told for its own good.
+        if self.objective.states is not None:
+            check_states(model.config, args)
+        # Validation measures the loss at the equilibrium, without noise and without the help that training gives.
         self.validation_objective = replace(
-            self.objective, label_smoothing=0.0, random_nfe=False, noisy_start=0.0, glance_nfe=None
+            self.objective,
+            label_smoothing=0.0,
+            random_nfe=False,
+            noisy_start=0.0,
+            glance_nfe=None,
+            states=None,
+            equilibrium=1.0,
         )
-        # An ordinary decoder has no path that could be shaped; explicit ones learn with nothing revealed.
-        self.denoising_objective = replace(self.objective, **PLAIN)
+        # The denoising stage has one evaluation, so path regularisers do not apply.
+        self.denoising_objective = replace(self.objective, **NO_REGULARISERS)
         if model.model.transition.denoises_first:
             self.denoising_objective = replace(self.denoising_objective, input=masked)
         model.config.objective = args.objective
@@ -96,10 +106,33 @@ class DeqNarTrainer(TranslationTrainer):
         return {"spectral_radius": float(spectral_radius(found.function, found.state, canvas.mask).mean())}
 
 
+def check_states(config: DeqNarConfig, args: DeqNarTrainingArguments) -> None:
+    """Refuse supervised states that a model cannot have, naming both options."""
+    if not config.is_self_conditioned:
+        raise ValueError(
+            f"state_weights={args.state_weights} needs a self-conditioned model, but config.self_conditioning is "
+            f"'{config.self_conditioning}'; set it to expected or argmax."
+        )
+    if config.gradient == "ift":
+        raise ValueError(
+            f"state_weights={args.state_weights} takes losses before a fixed point is reached, which gradient='ift' "
+            "needs; use another gradient."
+        )
+
+
 def objective_of(args: DeqNarTrainingArguments) -> Objective:
     """The objective that the arguments describe."""
     names = ("correction", "correction_share", "initial", "jacobian", "random_nfe", "noisy_start", "glance_nfe", "beta")
     settings = {name: getattr(args, name) for name in names}
     if args.gamma is not None:
         settings["gamma"] = tuple(args.gamma)
+    if args.state_weights is not None:
+        settings["states"] = SupervisedStates(
+            weights=tuple(args.state_weights),
+            segment_nfe=args.segment_nfe,
+            truth_share=(args.truth_share[0], args.truth_share[-1]),
+            damage_share=args.damage_share,
+            random_segments=args.random_segments,
+        )
+        settings["equilibrium"] = args.equilibrium_weight
     return parse_objective(args.objective, label_smoothing=args.label_smoothing_factor, **settings)

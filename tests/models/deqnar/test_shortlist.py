@@ -128,7 +128,7 @@ def test_new_tokens_are_on_every_list(size, tmp_path):
     loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
     tokens = torch.cat([known, torch.full_like(known[:, :1], size - 1)], dim=1)[3:]
     assert torch.equal(loaded.generate(tokens), model.generate(tokens))
-    with pytest.raises(ValueError, match="A shortlist or n-grams speak of all .* tokens, so that 40 are too few"):
+    with pytest.raises(ValueError, match="A shortlist or n-grams cover all .* tokens, so that 40 are too few"):
         model.resize_token_embeddings(40)
     assert model.config.vocab_size == size
 

@@ -9,6 +9,8 @@ CHOICES = {
     "architecture": ("transformer", "bilstm"),
     "refinement": ("stacked", "implicit", "explicit", "mixed"),
     "feedback": ("sum", "learned"),
+    "self_conditioning": ("none", "expected", "argmax"),
+    "self_conditioning_layers": ("first", "all"),
     "layer_norm": ("post", "pre"),
     "positions": ("sinusoidal", "learned"),
     "solver": ("picard", "anderson", "broyden"),
@@ -36,7 +38,7 @@ CUSTOM_PIPELINES = {
 
 @strict
 class DeqNarConfig(PreTrainedConfig):
-    """Everything that shapes a model: its size, what is iterated, how the equilibrium is found and learned.
+    """Configuration of a model: architecture, transition, solver, gradient and length model.
 
     Fields that also exist in `MarianConfig` are spelled as there.
 
@@ -47,8 +49,12 @@ class DeqNarConfig(PreTrainedConfig):
             `stacked` models only (the inference network of ENGINE's first table).
         decoder_layers: depth of a `stacked` decoder, and of the transition of `explicit`.
         transition_layers: decoder layers inside one evaluation of `implicit` and `mixed`.
-        feedback: how the state meets the injection: `sum`, F(z + u), or `learned`, F(W·z + u) with W = 0 at first: a
+        feedback: how state and injection are combined: `sum`, F(z + u), or `learned`, F(W·z + u) with W = 0 at first: a
             model that starts from a backbone then is that backbone in its equilibrium, and learns what to feed back.
+        self_conditioning: what every evaluation of `implicit` and `mixed` is told of the predictions of the one before:
+            nothing (`none`), the expected embedding of the predicted token (`expected`), or the embedding of the
+            likeliest token (`argmax`); F(W·z + V·E[emb | p] + u) with V = 0 at first.
+        self_conditioning_layers: whether that enters the `first` decoder layer or `all`, each with its own V.
         layer_norm: `post` (as in the paper) or `pre`.
         positions: `sinusoidal`, or `learned`, one table for the source and one for the canvas (as in Bart).
         layernorm_embedding: normalise the sum of token and position embeddings (as in Bart).
@@ -63,10 +69,10 @@ class DeqNarConfig(PreTrainedConfig):
             `ctc_upsampling` × source length, read through CTC).
         length_offsets: the classifier covers offsets from −length_offsets to length_offsets − 1.
         length_loss_factor: weight of the length loss beside the likelihood.
-        source_copy: what stands on the canvas besides tokens and positions: `none`, or the encoder states spread
+        source_copy: what is added to the canvas embeddings: `none`, or the encoder states spread
             uniformly over it. None chooses `uniform` for CTC and `bilstm`, else `none`.
         latent: `vae` adds latent variables of `latent_dim` dimensions at source positions.
-        latent_kl_factor, latent_free_bits: weight of their KL term, and how many nats a position may use for free.
+        latent_kl_factor, latent_free_bits: weight of their KL term, and free nats per position.
         input_predictor: whether there is a head that says which positions of a proxy input are masked, for
             `generate(input_sampling=True)` and the MPLE report.
         shortlist_size, shortlist_common: tokens a source token brings to its sentence's shortlist, and tokens that are
@@ -112,6 +118,8 @@ class DeqNarConfig(PreTrainedConfig):
     refinement: str = "implicit"
     transition_layers: int = 1
     feedback: str = "sum"
+    self_conditioning: str = "none"
+    self_conditioning_layers: str = "first"
     layer_norm: str = "post"
     positions: str = "sinusoidal"
     layernorm_embedding: bool = False
@@ -158,9 +166,9 @@ class DeqNarConfig(PreTrainedConfig):
         self.check()
 
     def to_dict(self) -> dict[str, Any]:
-        """Saved configurations name the pipeline that travels with them.
+        """Saved configurations name the pipeline for remote code.
 
-        The installed package must not see that entry on its own objects: transformers would take the pipeline for
+        The installed package must not see that entry on its own objects: transformers would treat the pipeline as
         foreign code and ask for `trust_remote_code`.
         """
         return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
@@ -169,6 +177,11 @@ class DeqNarConfig(PreTrainedConfig):
     def seeks_equilibrium(self) -> bool:
         """Whether the decoder is applied until it converges; a `stacked` one is applied once."""
         return self.refinement != "stacked"
+
+    @property
+    def is_self_conditioned(self) -> bool:
+        """Whether evaluations are told the predictions of the one before."""
+        return self.self_conditioning != "none"
 
     @property
     def is_recurrent(self) -> bool:
@@ -182,7 +195,7 @@ class DeqNarConfig(PreTrainedConfig):
 
     @property
     def decoder_depth(self) -> int:
-        """Layers of the decoder: the whole stack, or those that are repeated."""
+        """Number of decoder layers of one evaluation."""
         return self.decoder_layers if self.refinement in ("stacked", "explicit") else self.transition_layers
 
     @classmethod
@@ -214,7 +227,7 @@ class DeqNarConfig(PreTrainedConfig):
         self.check()
 
     def check(self) -> None:
-        """Refuse, in one line that says what to do, a configuration no model can have."""
+        """Refuse, in one line that says what to do, an invalid configuration."""
         for field, allowed in CHOICES.items():
             value = getattr(self, field)
             if value not in allowed:
@@ -286,7 +299,22 @@ class DeqNarConfig(PreTrainedConfig):
                 raise ValueError("architecture='bilstm' sees the source only as a copy; use source_copy='uniform'.")
         if self.length == "ctc" and self.source_copy == "none":
             raise ValueError(
-                "length='ctc' with source_copy='none' leaves every canvas position alike; use source_copy='uniform'."
+                "length='ctc' with source_copy='none' makes all canvas positions equal; use source_copy='uniform'."
+            )
+        if self.is_self_conditioned and self.refinement not in ("implicit", "mixed"):
+            raise ValueError(
+                f"self_conditioning='{self.self_conditioning}' needs refinement='implicit' or 'mixed', but it is "
+                f"'{self.refinement}'; leave one of them out."
+            )
+        if self.self_conditioning_layers != "first" and not self.is_self_conditioned:
+            raise ValueError(
+                f"self_conditioning_layers='{self.self_conditioning_layers}' has no effect with self_conditioning="
+                "'none'; choose expected or argmax."
+            )
+        if self.is_self_conditioned and (self.feedback != "learned" or not self.tie_word_embeddings):
+            raise ValueError(
+                f"self_conditioning='{self.self_conditioning}' needs feedback='learned' and tied embeddings, but "
+                f"feedback='{self.feedback}' and tie_word_embeddings={self.tie_word_embeddings}."
             )
         if self.refinement in ("explicit", "mixed") and not self.tie_word_embeddings:
             raise ValueError(
@@ -296,7 +324,7 @@ class DeqNarConfig(PreTrainedConfig):
         if self.weight_norm_clip is not None:
             if self.weight_norm == "none":
                 raise ValueError(
-                    f"weight_norm_clip={self.weight_norm_clip} has nothing to clip with weight_norm='none'; "
+                    f"weight_norm_clip={self.weight_norm_clip} has no effect with weight_norm='none'; "
                     "choose weight_norm='weight' or 'spectral', or drop the clip."
                 )
             if not self.weight_norm_clip > 0:

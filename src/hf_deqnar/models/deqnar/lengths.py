@@ -11,7 +11,15 @@ from torch.nn import functional
 
 from .configuration_deqnar import DeqNarConfig
 from .ctc import ctc_of_log_probs, full_precision, needed_canvas, starts_of_runs, viterbi_path
-from .losses_deqnar import OwnWords, Targets, TargetScores, cross_entropy_total, ctc_total
+from .losses_deqnar import (
+    OwnWords,
+    StatePrediction,
+    Targets,
+    TargetScores,
+    cross_entropy_total,
+    ctc_total,
+    predict_state,
+)
 
 
 class LengthHead(nn.Module):
@@ -69,6 +77,14 @@ class LengthModel:
     def loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """−log P(target | canvas, source) summed over the batch, and the number of target tokens in the sum."""
         raise NotImplementedError
+
+    def loss_and_prediction(
+        self, model: Any, features: Tensor, targets: Targets
+    ) -> tuple[Tensor, Tensor, StatePrediction]:
+        """`loss`, and what the features predict, which the next evaluation of a self-conditioned model is told."""
+        own = OwnWords.of(targets.labels, self.config.blank_token_id)
+        prediction = predict_state(features, targets.canvas_mask, model.lm_head.weight, own.words)
+        return *self.loss(model, features, targets), prediction
 
     def length_loss(self, model: Any, source: Any, target_lengths: Tensor) -> Tensor | None:
         """Loss of the length head, averaged over the batch; None if there is none."""
@@ -185,11 +201,23 @@ class CtcLength(LengthModel):
 
     def loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """−log Σ_paths P(path | canvas, source); targets longer than their canvas are left out."""
+        return self._ctc(model, features, targets, predict=False)[:2]
+
+    def loss_and_prediction(
+        self, model: Any, features: Tensor, targets: Targets
+    ) -> tuple[Tensor, Tensor, StatePrediction]:
+        total, count, prediction = self._ctc(model, features, targets, predict=True)
+        assert prediction is not None
+        return total, count, prediction
+
+    def _ctc(
+        self, model: Any, features: Tensor, targets: Targets, *, predict: bool
+    ) -> tuple[Tensor, Tensor, StatePrediction | None]:
         if targets.label_smoothing:
             raise ValueError(f"label_smoothing={targets.label_smoothing} has no meaning for CTC; set it to 0.")
-        blank = self.config.blank_token_id
-        total, fits = ctc_total(features, targets.canvas_mask, model.lm_head.weight, targets.labels, blank)
-        return total, ((targets.labels >= 0).sum(dim=1) * fits).sum()
+        blank, weight = self.config.blank_token_id, model.lm_head.weight
+        total, fits, prediction = ctc_total(features, targets.canvas_mask, weight, targets.labels, blank, predict)
+        return total, ((targets.labels >= 0).sum(dim=1) * fits).sum(), prediction
 
     def sentence_losses(self, scores: TargetScores, own: OwnWords, canvas_mask: Tensor) -> Tensor:
         lengths, canvas_lengths = (own.labels >= 0).sum(dim=1), canvas_mask.sum(dim=1)

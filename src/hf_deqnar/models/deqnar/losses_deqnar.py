@@ -53,6 +53,14 @@ class TargetScores:
 
 
 @dataclass
+class StatePrediction:
+    """What the features of an evaluation predict, without a graph; 0 at padding."""
+
+    scores: TargetScores
+    expected: Tensor  # (batch, canvas, d_model): Σ_v p(v)·emb(v), not scaled
+
+
+@dataclass
 class Targets:
     """What is to be predicted on a canvas."""
 
@@ -84,6 +92,20 @@ def score_targets(features: Tensor, mask: Tensor, weight: Tensor, words: Tensor)
     return TargetScores(tokens, own)
 
 
+@torch.no_grad()
+def predict_state(features: Tensor, mask: Tensor, weight: Tensor, words: Tensor) -> StatePrediction:
+    """Project features (batch, canvas, d_model) to the vocabulary and back: `score_targets` and expected embeddings."""
+    expected = torch.zeros(features.shape, dtype=torch.promote_types(features.dtype, torch.float32))
+    expected = expected.to(features.device)
+    packed = features[mask]
+    parts = [
+        _logits(packed[part], weight).softmax(dim=-1) @ full_precision(weight)
+        for part in _chunks(len(packed), weight.shape[0])
+    ]
+    expected[mask] = torch.cat(parts)
+    return StatePrediction(score_targets(features, mask, weight, words), expected)
+
+
 def cross_entropy_total(features: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """−Σ_i log p(t_i), with p = softmax(features · weightᵀ) and (1 − ε) on the token, ε spread over all.
 
@@ -100,15 +122,20 @@ def ctc_total(
     weight: Tensor,
     labels: Tensor,
     blank: int,
-) -> tuple[Tensor, Tensor]:
-    """The CTC loss summed over rows, and which rows fit on their canvas; the others have no part in it.
+    predict: bool = False,
+) -> tuple[Tensor, Tensor, "StatePrediction | None"]:
+    """The CTC loss summed over rows, which rows fit on their canvas (the others have no part in it), and predictions.
 
     Args:
         features: rows × canvas × width.
         labels: rows × length, −100 at padding.
+        predict: whether to return the prediction of every position, which costs little beside the loss.
     """
     fits = needed_canvas(labels, (labels >= 0).sum(dim=1)) <= mask.sum(dim=1)
-    return _Connectionist.apply(features, weight, mask, labels, blank, fits), fits
+    if not predict:
+        return _Connectionist.apply(features, weight, mask, labels, blank, fits, False)[0], fits, None
+    total, tokens, log_probs, expected = _Connectionist.apply(features, weight, mask, labels, blank, fits, True)
+    return total, fits, StatePrediction(TargetScores(tokens, log_probs), expected)
 
 
 def _logits(features: Tensor, weight: Tensor) -> Tensor:
@@ -177,15 +204,24 @@ class _CrossEntropy(_LinearLoss):
 
 
 class _Connectionist(_LinearLoss):
+    """The loss and, if asked for, tokens, log-probabilities of own words and expected embeddings of all positions."""
+
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, mask: Tensor, labels: Tensor, blank: int, fits: Tensor
-    ) -> Tensor:
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        mask: Tensor,
+        labels: Tensor,
+        blank: int,
+        fits: Tensor,
+        predict: bool,
+    ) -> tuple[Tensor, ...]:
         to_features, to_weight = _LinearLoss.start(ctx, features, weight)
         with_gradient = to_features is not None or to_weight is not None
         own = OwnWords.of(labels, blank)
         lengths, canvas_lengths = (labels >= 0).sum(dim=1), mask.sum(dim=1)
-        losses = []
+        losses, predictions = [], []
         for rows in _chunks(len(features), mask.shape[1] * weight.shape[0]):
             inside = mask[rows]
             row = inside.nonzero()[:, 0]
@@ -200,20 +236,45 @@ class _Connectionist(_LinearLoss):
                 loss = ctc_of_log_probs(scores, own.labels[rows], canvas_lengths[rows], lengths[rows], 0)
                 loss = (loss * fits[rows]).sum()
             losses.append(loss.detach())
+            tokens = likeliest(logits) if predict else None
             if not with_gradient:
+                if predict:
+                    expected = probabilities @ full_precision(weight)
+                    predictions.append(_unpack(inside, tokens, expected, scores.detach()))
                 continue
             # torch's gradient is p − γ, with γ the share of paths that pass a word here; over all logits it is the
             # same, and γ is zero for words that are not the sentence's own.
             (gradient,) = torch.autograd.grad(loss, scores)
-            passing = (scores.detach().exp() - gradient)[inside]
-            slope = probabilities.scatter_add_(1, columns, -passing)
+            passing = scores.detach().exp() - gradient
+            slope = probabilities.scatter_add_(1, columns, -passing[inside])
+            part = slope @ full_precision(weight) if predict or to_features is not None else None
+            if predict:  # p·emb = (p − γ)·emb + γ·emb, of which the first is the gradient of the features
+                of_own = torch.bmm(passing, full_precision(weight)[own.words[rows]])
+                predictions.append(_unpack(inside, tokens, part + of_own[inside], scores.detach()))
             slope.mul_(fits[rows][row][:, None])
-            part = None if to_features is None else torch.zeros_like(packed, dtype=slope.dtype)
-            _pass_on(slope, packed, weight, part, to_weight)
-            if part is not None:
-                to_features[rows][inside] = part
+            if to_features is not None:
+                to_features[rows][inside] = part * fits[rows][row][:, None]
+            if to_weight is not None:
+                to_weight.addmm_(slope.T, packed.to(slope.dtype))
         _LinearLoss.finish(ctx, (to_features, to_weight), features, weight)
-        return torch.stack(losses).sum()
+        total = torch.stack(losses).sum()
+        if not predict:
+            return (total,)
+        outputs = tuple(torch.cat(several) for several in zip(*predictions, strict=True))
+        ctx.mark_non_differentiable(*outputs)
+        return total, *outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        return _LinearLoss.backward(ctx, gradient)
+
+
+def _unpack(inside: Tensor, tokens: Tensor, expected: Tensor, own_log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictions of unpadded positions, laid out as (rows, canvas, …)."""
+    all_tokens = torch.zeros(inside.shape, dtype=torch.long, device=inside.device)
+    all_expected = expected.new_zeros(*inside.shape, expected.shape[1])
+    all_tokens[inside], all_expected[inside] = tokens, expected
+    return all_tokens, own_log_probs, all_expected
 
 
 def _pass_on(

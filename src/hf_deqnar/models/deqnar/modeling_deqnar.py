@@ -86,7 +86,7 @@ class DeqNarSeq2SeqLMOutput(ModelOutput):
 class Gaussian(nn.Linear):
     """Mean and logarithm of the deviation of a diagonal Gaussian, N(0, I) at first.
 
-    Anything wilder makes the first KL hundreds of nats.
+    Larger initial weights give an initial KL of hundreds of nats.
     """
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ class LatentHead(nn.Module):
     """Latent variables at source positions, added to what the decoder sees of the source (Gu and Kong 2021).
 
     p(z|x) is read from the encoder states; q(z|x, y) from a layer that also attends to the target. Training samples
-    from q, evaluation with a target uses its mean, and without a target the prior's mean is all there is.
+    from q, evaluation with a target uses its mean, and without a target the prior mean is used.
     """
 
     def __init__(self, config: DeqNarConfig) -> None:
@@ -204,14 +204,14 @@ class DeqNarPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """As in transformers; a shortlist and n-grams get to know new tokens, but cannot forget old ones."""
+        """As in transformers; a shortlist and n-grams are extended to new tokens, but cannot shrink."""
         core, known = self.base_model, self.config.vocab_size
         tables = [table for table in (core.shortlist, core.ngrams) if table is not None]
         wanted, multiple = known if new_num_tokens is None else new_num_tokens, pad_to_multiple_of or 1
         if tables and math.ceil(wanted / multiple) * multiple < known:
             raise ValueError(
-                f"A shortlist or n-grams speak of all {known:,} tokens, so that {wanted:,} are too few. Load the model "
-                "without them (shortlist_size=0, shortlist_common=0, ngram_order=0, ngram_entries=0) to take some away."
+                f"A shortlist or n-grams cover all {known:,} tokens, so that {wanted:,} are too few. Load the model "
+                "without them (shortlist_size=0, shortlist_common=0, ngram_order=0, ngram_entries=0) to remove tokens."
             )
         embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         for table in tables:
@@ -541,7 +541,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         return model._take(backbone_weights(backbone, model), backbone.dtype)
 
     def _take(self, weights: dict[str, Tensor], dtype: torch.dtype) -> "DeqNarForConditionalGeneration":
-        """Take up weights by name; only what the old model did not have may keep its random start."""
+        """Load weights by name; only parameters that the source model lacks keep their initial values."""
         mine = self.to(dtype).state_dict()
         for name, value in weights.items():
             if name in mine and mine[name].shape != value.shape:
@@ -597,8 +597,8 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         the model has them.
 
         Args:
-            objective: called with this model instead of all that, and its result returned. Trainers compute their
-                objectives so, because wrappers such as DistributedDataParallel synchronise gradients of `forward` only.
+            objective: called with this model; its result is returned instead. Trainers compute their objectives this
+                way, because wrappers such as DistributedDataParallel synchronise gradients of `forward` only.
         """
         if objective is not None:
             return objective(self)
@@ -628,7 +628,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         """The likelihood per target token, plus the length loss and the latent KL where the model has them."""
         lengths, target_lengths = self.length_model, (labels >= 0).sum(dim=1)
         if not lengths.fits(labels, canvas.lengths).all():
-            logger.warning_once("Some targets are longer than their CTC canvas; they have no part in the loss.")
+            logger.warning_once("Some targets are longer than their CTC canvas; they are excluded from the loss.")
         total, tokens = lengths.loss(self, found.value, Targets(labels, canvas.mask))
         loss = total / tokens.clamp_min(1)
         length_loss = lengths.length_loss(self, source, target_lengths)

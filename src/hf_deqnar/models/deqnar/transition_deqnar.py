@@ -72,27 +72,102 @@ class Feedback(nn.Linear):
         super().__init__(config.d_model, config.d_model, bias=False)
 
 
+class SelfConditioning(nn.Module):
+    """V·E[emb | p], where p = softmax(emb·z) is what the state predicts; V = 0 at first.
+
+    Under a factorised likelihood, iterating a deterministic map cannot learn dependencies between target tokens (MPLE
+    paper, theorem 1). The state must carry a hypothesis, and training must show states that contain part of the truth;
+    then an evaluation learns tokens given others. `expected` feeds back the expected embedding of the predicted token,
+    `argmax` the embedding of the likeliest one. A position whose state is zero, the initial one, predicts nothing.
+
+    Reference: Huang et al. 2022 (DSLP), https://arxiv.org/abs/2110.07515; Nozaki and Komatsu 2021 (self-conditioned
+    CTC), https://arxiv.org/abs/2104.02724.
+    """
+
+    def __init__(self, config: DeqNarConfig, layers: int) -> None:
+        super().__init__()
+        self.embed, self.embed_prediction = EMBEDDED_PREDICTIONS[config.self_conditioning]
+        count = layers if config.self_conditioning_layers == "all" else 1
+        self.feedback = nn.ModuleList(Feedback(config) for _ in range(count))  # of the first layers
+
+    def forward(self, state: Tensor, context: "Context") -> Tensor | None:
+        """Embedded prediction of a state, (batch, canvas, d_model); None if no position predicts anything."""
+        if state.is_cpu and not torch.compiler.is_compiling() and not state.any():
+            return None  # the first evaluation
+        predicts = (state != 0).any(dim=-1, keepdim=True)
+        return self.embed(state, context) * predicts
+
+    def add(self, hidden: Tensor, embedded: Tensor | None, layer: int) -> Tensor:
+        """The input of a layer with the prediction fed back into it."""
+        if embedded is None or layer >= len(self.feedback):
+            return hidden
+        return hidden + self.feedback[layer](embedded)
+
+
+def expected_embedding(features: Tensor, context: "Context") -> Tensor:
+    """Σ_v p(v)·emb(v) of every position, scaled as inputs are: (batch, canvas, d_model)."""
+    return predict(features, context).softmax(dim=-1) @ context.embedding * context.scale
+
+
+def likeliest_embedding(features: Tensor, context: "Context") -> Tensor:
+    """The embedding of the likeliest token of every position, scaled as inputs are: (batch, canvas, d_model)."""
+    with torch.no_grad():
+        logits = predict(features, context)
+        tokens = likeliest(logits) if context.words is None else logits.argmax(dim=-1)  # a shortlist is short
+    return functional.embedding(tokens, context.embedding) * context.scale
+
+
+# How predictions are embedded: those of features, and those that a loss has computed already (not scaled).
+EMBEDDED_PREDICTIONS: dict[str, tuple[Callable[[Tensor, "Context"], Tensor], Callable[[Any, Tensor], Tensor]]] = {
+    "expected": (expected_embedding, lambda prediction, embedding: prediction.expected.to(embedding.dtype)),
+    "argmax": (
+        likeliest_embedding,
+        lambda prediction, embedding: functional.embedding(prediction.scores.tokens, embedding),
+    ),
+}
+
+
 class Transition(nn.Module):
-    """f(z) = F(z + u, x), or F(W·z + u, x), with decoder layers F."""
+    """f(z) = F(z + u, x) or F(W·z + u, x), with decoder layers F; self-conditioned F(W·z + V·E[emb | p(z)] + u, x)."""
 
     seeks_equilibrium = True
     state_is_features = True  # tokens are read from the state
-    predicts_tokens = False  # an evaluation predicts tokens, and needs the embedding matrix for that
     denoises_first = False  # training has a first stage of single evaluations (DEQNAR section 3.5)
 
     def __init__(self, config: DeqNarConfig, layers: int) -> None:
         super().__init__()
         self.dropout = config.dropout
         self.feedback = Feedback(config) if config.feedback == "learned" else nn.Identity()
+        self.self_conditioning = SelfConditioning(config, layers) if config.is_self_conditioned else None
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(layers))
         # Without it the state of a pre-norm layer is a sum that grows with every evaluation.
         self.final_norm = nn.LayerNorm(config.d_model) if config.layer_norm == "pre" else nn.Identity()
 
-    def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
-        """F of state and injection, from which tokens are predicted: (batch, canvas, d_model)."""
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether an evaluation predicts tokens, and needs the embedding matrix for that."""
+        return self.self_conditioning is not None
+
+    def features(
+        self,
+        state: Tensor,
+        context: Context,
+        record: Record | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        """F of state and injection, from which tokens are predicted: (batch, canvas, d_model).
+
+        Args:
+            embedded: what a self-conditioned transition feeds back instead of the prediction of the state, (batch,
+                canvas, d_model); training replaces part of a prediction by the truth.
+        """
         hidden = self.feedback(state) + context.injection
+        if self.self_conditioning is not None and embedded is None:
+            embedded = self.self_conditioning(state, context)
         weights = (None, None) if record is None else (record.self_attentions, record.cross_attentions)
         for index, layer in enumerate(self.layers):
+            if self.self_conditioning is not None:
+                hidden = self.self_conditioning.add(hidden, embedded, index)
             if record is not None:
                 record.hidden_states.append(hidden)
             dropout_mask = None if context.dropout_masks is None else context.dropout_masks[index]
@@ -183,7 +258,7 @@ class ExplicitTransition(Transition):
     denoises_first = True
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
-        return predict(features, context).softmax(dim=-1) @ context.embedding * context.scale
+        return expected_embedding(features, context)
 
     @staticmethod
     def solve(
@@ -251,10 +326,7 @@ class MixedTransition(Transition):
         )
 
     def next_state(self, features: Tensor, context: Context) -> Tensor:
-        with torch.no_grad():
-            logits = predict(features, context)
-            tokens = likeliest(logits) if context.words is None else logits.argmax(dim=-1)  # a shortlist is short
-        embedded = functional.embedding(tokens, context.embedding) * context.scale
+        embedded = likeliest_embedding(features, context)
         return features + self.fusion(torch.cat([features, embedded], dim=-1))
 
 
@@ -265,7 +337,9 @@ class RecurrentTransition(StackedTransition):
         super().__init__(config, 0)
         self.stack = RecurrentStack(config, layers)
 
-    def features(self, state: Tensor, context: Context, record: Record | None = None) -> Tensor:
+    def features(
+        self, state: Tensor, context: Context, record: Record | None = None, embedded: Tensor | None = None
+    ) -> Tensor:
         features = self.stack(state + context.injection, context.canvas_mask, record)
         if record is not None:
             record.hidden_states.pop()  # the output is not one of the inputs of layers
@@ -318,12 +392,13 @@ class BoundTransition:
         self.record.clear()
         return self.transition(state, self.context, self.record)
 
-    def features(self, state: Tensor) -> Tensor:
-        """What tokens are read from after an evaluation at `state`."""
-        if self.record is None:
-            return self.transition.features(state, self.context)
-        self.record.clear()
-        return self.transition.features(state, self.context, self.record)
+    def features(self, state: Tensor, embedded: Tensor | None = None) -> Tensor:
+        """What tokens are read from after an evaluation at `state`; `embedded` as for `Transition.features`."""
+        options = {} if embedded is None else {"embedded": embedded}
+        if self.record is not None:
+            self.record.clear()
+            options["record"] = self.record
+        return self.transition.features(state, self.context, **options)
 
     def next_state(self, features: Tensor) -> Tensor:
         """The state that follows from the features."""
