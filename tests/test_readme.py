@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def documented_objectives() -> list[str]:
     """The objectives in the first column of the table in the documentation."""
-    page = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
     table = page.split("| `--objective` |", 1)[1].split("\n\n", 1)[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:]]
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]

@@ -1,4 +1,9 @@
-"""The wheel: what it contains, and that it translates where only it is installed."""
+"""The wheel: what it contains, and that it translates in a new environment.
+
+The new environment contains this wheel and borrows the other packages, such as torch, from that of the tests:
+installing them anew would take minutes and a network. That every imported package is declared is checked by
+test_metadata.py.
+"""
 
 import email
 import os

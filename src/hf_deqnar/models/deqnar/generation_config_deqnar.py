@@ -87,8 +87,13 @@ REMEDIES = {
     "output_attentions": "call the model itself, model(**batch, output_attentions=True).",
     "output_hidden_states": "call the model itself, model(**batch, output_hidden_states=True).",
     "length_penalty": "token_bonus favours longer texts in a CTC beam search with n-grams.",
-    "no_repeat_ngram_size": "deduplicate=True merges repeated neighbours.",
-    "repetition_penalty": "deduplicate=True merges repeated neighbours.",
+}
+# Remedies of the options against repetition, by the beam option of the length model.
+REPETITION_OPTIONS = ("no_repeat_ngram_size", "repetition_penalty")
+REPETITION_REMEDIES = {
+    "length_beams": "deduplicate=True merges repeated neighbours.",
+    "ctc_beam_size": "CTC merges repeated neighbours already; leave it out.",
+    None: "models with length='predict' merge repeated neighbours with deduplicate=True, CTC models always.",
 }
 
 
@@ -206,21 +211,28 @@ def given_options(config: GenerationConfig, beam_option: str) -> dict[str, Any]:
 
 def from_transformers(options: dict[str, Any], beam_option: str) -> dict[str, Any]:
     """Options with those of transformers renamed to ours, and without those that ask for nothing."""
-    options = without_neutral(options)
+    options = without_neutral(options, beam_option)
     for theirs, ours in (("num_beams", beam_option), ("max_new_tokens", "max_length")):
         if theirs in options:
             options[ours] = options.pop(theirs)
     return options
 
 
-def without_neutral(options: dict[str, Any]) -> dict[str, Any]:
+def without_neutral(options: dict[str, Any], beam_option: str | None = None) -> dict[str, Any]:
     """Without options of transformers that change nothing; those that cannot be followed raise an error."""
     theirs = {name: value for name, value in options.items() if name not in KNOWN}
     for name, value in theirs.items():
         if name in NEUTRAL_VALUES and value is not None and value not in NEUTRAL_VALUES[name]:
-            raise ValueError(f"{name}={value!r} has no counterpart here: {REMEDIES.get(name, 'leave it out.')}")
+            raise ValueError(f"{name}={value!r} has no counterpart here: {remedy(name, beam_option)}")
     dropped = {name for name, value in theirs.items() if value is None or name in NEUTRAL_VALUES}
     return {name: value for name, value in options.items() if name not in dropped | WITHOUT_EFFECT}
+
+
+def remedy(name: str, beam_option: str | None) -> str:
+    """What to do instead of setting this option of transformers, for the length model with this beam option."""
+    if name in REPETITION_OPTIONS:
+        return REPETITION_REMEDIES.get(beam_option, REPETITION_REMEDIES[None])
+    return REMEDIES.get(name, "leave it out.")
 
 
 def implied_options(own: DeqNarGenerationConfig, asked: dict[str, Any]) -> dict[str, Any]:

@@ -152,6 +152,12 @@ def copy_uniformly(encoder_states: Tensor, source_lengths: Tensor, canvas_length
     return encoder_states.gather(1, index[:, :, None].expand(-1, -1, encoder_states.shape[2]))
 
 
+def refuse_decoder_embeddings(embeddings: Tensor | None) -> None:
+    """Raise an error unless `decoder_inputs_embeds` is `None`: a canvas consists of tokens."""
+    if embeddings is not None:
+        raise ValueError("The canvas consists of tokens; pass decoder_input_ids instead of decoder_inputs_embeds.")
+
+
 class SourceEncoder(nn.Module):
     """The encoder with its embedding, as `get_encoder` returns it; it shares the model's modules."""
 
@@ -393,6 +399,7 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         use_cache: bool | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
     ) -> DeqNarModelOutput:
         """Encode, lay out a canvas and solve for its equilibrium.
 
@@ -405,7 +412,9 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
             initial_state: where the solver starts; zeros if not given, so that the first evaluation sees the canvas.
             max_nfe, tol, solver: override the configuration for this call.
             use_cache: accepted for compatibility; a parallel decoder has no cache.
+            decoder_inputs_embeds: accepted for compatibility with PEFT and must be `None`; see `decoder_input_ids`.
         """
+        refuse_decoder_embeddings(decoder_inputs_embeds)
         source, canvas, found, records = self._solve_batch(
             input_ids,
             attention_mask,
@@ -589,6 +598,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         use_cache: bool | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         objective: Callable[..., Any] | None = None,
     ) -> DeqNarSeq2SeqLMOutput:
         """Logits at the equilibrium, and with `labels` the loss. The arguments are those of `DeqNarModel.forward`.
@@ -602,6 +612,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         """
         if objective is not None:
             return objective(self)
+        refuse_decoder_embeddings(decoder_inputs_embeds)
         source, canvas, found, records = self.model._solve_batch(
             input_ids,
             attention_mask,
