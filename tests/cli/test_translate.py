@@ -248,7 +248,7 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
         ([*model, "--input", tmp_path / "no.txt"], "There is no file"),
         ([*model, "--input", tmp_path / "no.txt", "hello"], "Give sentences or --input, not both"),
         ([*model, "--batch-size", "0", "hello"], "--batch_size must be at least 1"),
-        ([*model, "--length-beams", "0", "hello"], "length_beams must be a whole number of at least 1"),
+        ([*model, "--length-beams", "0", "hello"], "length_beams must be an integer of at least 1"),
         ([*model, "--ctc-beam-size", "3", "hello"], "ctc_beam_size=3 needs config.length='ctc'"),
         ([*model, "--length-beams", "2", "--reranker", other, "hello"], "The reranker has"),
         ([*model, "--device", "nonsense", "hello"], "nonsense"),

@@ -12,7 +12,7 @@ from hf_deqnar.models.deqnar.ctc import (
     needed_canvas,
     prefix_beam_of_sentence,
     prefix_beam_search,
-    prefix_beams_in_turn,
+    prefix_beams_by_sentence,
     viterbi_path,
 )
 from hf_deqnar.objectives.matching import aligned_target, edit_distance, matched_target
@@ -135,7 +135,7 @@ def test_rows_searched_in_turn_are_those_searched_together(beam_size):
     log_probabilities = torch.randn(5, 7, 6, generator=generator, dtype=torch.float64).log_softmax(dim=-1)
     question = (log_probabilities, torch.tensor([7, 1, 4, 2, 6]), 0, beam_size)
     texts, counts, scores = prefix_beam_search(*question, padding=9)
-    others, other_counts, other_scores = prefix_beams_in_turn(*question, padding=9)
+    others, other_counts, other_scores = prefix_beams_by_sentence(*question, padding=9)
     found = scores > float("-inf")
     assert torch.equal(found, other_scores > float("-inf"))  # a short row has not so many texts
     assert beam_size < 30 or not found.all()

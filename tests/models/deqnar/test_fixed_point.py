@@ -12,9 +12,9 @@ from hf_deqnar.models.deqnar.fixed_point import (
     _eliminate,
     _Iterate,
     _length_groups,
-    _part,
     _propose,
-    _shortened,
+    _split_rows,
+    _step_size,
 )
 
 from ...invariants.functions import Contraction
@@ -187,7 +187,7 @@ def test_a_row_that_failed_forgets_its_history_and_others_do_not(solver):
     first = _Iterate(torch.zeros(2, 1, 3), torch.ones(2, 1, 3), torch.ones(2, 1, 3), [1.0, 1.0])
     second = _Iterate(torch.ones(2, 1, 3), torch.full((2, 1, 3), 1.5), torch.full((2, 1, 3), 0.5), [1.0, 1.0])
     history.record(second, first, evaluation=2, step=1.0)
-    history.forget([0])
+    history.reset([0])
     weights = SOLVERS[solver](history, 1.0, [1e-6, 1e-6])
     assert weights[0].tolist() == [[0.0, 0.0]]
     assert weights[1].abs().sum() > 0.1
@@ -199,7 +199,7 @@ def test_the_ridge_and_the_step_react_to_failures():
     before = _Iterate(state, state + 1, torch.ones(4, 1, 2), [1.0] * 4)
     now = _Iterate(state + 1, state + 1.5, torch.full((4, 1, 2), 0.5), [1.0] * 4)
     failures = [0, 1, 2, 3]
-    step = _shortened(1.0, failures, state)
+    step = _step_size(1.0, failures, state)
     history.record(now, before, evaluation=2, step=step)
     proposal = _propose(SOLVERS["anderson"], history, now, failures, step)[:, 0, 0]
     # y = −1/2, s = 1: γ = −1 without a ridge, so z ← 1 + 1/2 + (1 − 1/2) = 2
@@ -216,7 +216,7 @@ def test_the_oldest_step_is_overwritten_first():
         now = _Iterate(*[torch.full((1, 1, 1), float(evaluation))] * 3, [1.0])
         history.record(now, before, evaluation, step=1.0)
     assert sorted(history.moves.flatten().tolist()) == [4.0, 5.0]
-    assert sorted(history.born) == [4, 5]
+    assert sorted(history.created_at) == [4, 5]
 
 
 def random_history(rows: int, steps: int, step: torch.Tensor | float) -> tuple[History, list[_Iterate]]:
@@ -239,7 +239,7 @@ def least_squares(path: list[_Iterate], row: int) -> torch.Tensor:
 
 
 def by_age(history: History, weights: torch.Tensor) -> torch.Tensor:
-    return weights[:, 0, sorted(range(len(history.born)), key=history.born.__getitem__)]
+    return weights[:, 0, sorted(range(len(history.created_at)), key=history.created_at.__getitem__)]
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
@@ -253,8 +253,8 @@ def test_anderson_solves_its_least_squares_problem(rows, steps):
 
 def test_rows_that_left_or_failed_do_not_change_the_weights_of_others():
     history, path = random_history(rows=5, steps=6, step=1.0)
-    history.forget([3])
-    kept = history.keep(torch.tensor([0, 1, 4, 3]))  # row 2 has left and row 4 taken its place
+    history.reset([3])
+    kept = history.select(torch.tensor([0, 1, 4, 3]))  # row 2 has left and row 4 taken its place
     weights = by_age(kept, SOLVERS["anderson"](kept, 1.0, [1e-15] * 4))
     for place, row in enumerate([0, 1, 4]):
         torch.testing.assert_close(weights[place], least_squares(path, row), rtol=1e-8, atol=1e-8)
@@ -296,7 +296,7 @@ def test_parallel_steps_leave_the_weights_finite():
 @pytest.mark.parametrize("halted", ["1000", "0001", "0110", "1011", "10110100"])
 def test_rows_from_the_end_fill_the_gaps(halted):
     gone = [place == "1" for place in halted]
-    leaving, order = _part(gone)
+    leaving, order = _split_rows(gone)
     assert leaving == [row for row, done in enumerate(gone) if done]
     assert sorted(order) == [row for row, done in enumerate(gone) if not done]
     assert all(row == place for place, row in enumerate(order) if not gone[place])

@@ -19,7 +19,7 @@ from transformers.generation.streamers import TextDiffusionStreamer
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarGenerateOutput, DeqNarGenerationConfig
 from hf_deqnar.data.tokenizer import train_tokenizer
-from hf_deqnar.models.deqnar.generation_deqnar import mask_weakest
+from hf_deqnar.models.deqnar.generation_deqnar import mask_least_likely
 from hf_deqnar.models.deqnar.streaming import Candidates, TerminalStreamer
 
 from ...conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model, with_input_predictor
@@ -105,7 +105,7 @@ def test_the_weakest_tokens_are_masked_by_the_linear_rule(passes):
     tokens = tokens.masked_fill(~mask, PAD)
     candidates = Candidates(torch.arange(3), tokens, mask, tokens, scores, torch.zeros(3))
     for number in range(1, passes):
-        canvas = mask_weakest(candidates, number, passes, MASK)
+        canvas = mask_least_likely(candidates, number, passes, MASK)
         for row, length in enumerate(lengths):
             count = math.floor(length * (1 - Fraction(number, passes)))
             expected = transcribed_rule(scores[row, :length].tolist(), tokens[row, :length].tolist(), count)
@@ -259,7 +259,7 @@ def test_input_sampling_is_refused_where_it_has_no_meaning():
         (
             with_input_predictor(tokens),
             {"sampling_seed": -1},
-            "sampling_seed must be a whole number of at least 0, not -1",
+            "sampling_seed must be an integer of at least 0, not -1",
         ),
         (with_input_predictor(tokens), {"input_sampling": "yes"}, "input_sampling must be True or False, not 'yes'"),
     ]:
@@ -397,11 +397,11 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
     ("options", "message"),
     [
         ({"max_nef": 5}, "max_nef is not an option of generate; did you mean max_nfe?"),
-        ({"do_sample": True}, "do_sample=True has no counterpart here: translations are deterministic"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 has no counterpart here: deduplicate=True"),
-        ({"min_length": 5}, "min_length=5 has no counterpart here: leave it out"),
+        ({"do_sample": True}, "do_sample=True is not supported by this model: translations are deterministic"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 is not supported by this model: deduplicate=True"),
+        ({"min_length": 5}, "min_length=5 is not supported by this model: leave it out"),
         ({"xyzzy": 5}, "xyzzy is not an option of generate; choose among max_length, length_beams"),
-        ({"length_beams": 0}, "length_beams must be a whole number of at least 1, not 0"),
+        ({"length_beams": 0}, "length_beams must be an integer of at least 1, not 0"),
         ({"tol": 0.0}, "tol must be unset or above 0"),
         ({"solver": "newton"}, "Unknown solver 'newton'"),
         ({"num_return_sequences": 3}, "num_return_sequences=3 is more than length_beams=1"),
@@ -409,7 +409,7 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
         ({"length_beams": 100}, "length_beams=100, but only 16 lengths exist"),
         ({"deduplicate": "false"}, "deduplicate must be True or False, not 'false'"),
         ({"tol": "small"}, "tol must be unset or above 0, not 'small'"),
-        ({"stop_on_stable_tokens": 0}, "stop_on_stable_tokens must be unset or a whole number of at least 1"),
+        ({"stop_on_stable_tokens": 0}, "stop_on_stable_tokens must be unset or an integer of at least 1"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options, message):

@@ -130,12 +130,12 @@ def test_new_tokens_are_as_unlikely_as_can_be(tmp_path):
 
 def test_a_sentence_is_translated_the_same_in_any_company():
     model, batch = with_ngrams(), source()
-    together = model.generate(**batch, return_dict_in_generate=True)
+    batched = model.generate(**batch, return_dict_in_generate=True)
     for row, (tokens, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
         alone = model.generate(tokens[mask.bool()][None], return_dict_in_generate=True)
         length = alone.sequences.shape[1]
-        assert torch.equal(together.sequences[row, :length], alone.sequences[0])
-        assert together.sequences_scores[row].item() == pytest.approx(alone.sequences_scores[0].item(), abs=1e-4)
+        assert torch.equal(batched.sequences[row, :length], alone.sequences[0])
+        assert batched.sequences_scores[row].item() == pytest.approx(alone.sequences_scores[0].item(), abs=1e-4)
 
 
 def test_who_asks_for_the_best_path_gets_it():
@@ -161,13 +161,13 @@ def test_options_that_cannot_be_used_are_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_are_searched_together_as_in_turn(monkeypatch, dtype):
+def test_batched_beam_search_agrees_with_search_by_sentence(monkeypatch, dtype):
     model, batch = with_ngrams().to(dtype), source()
-    in_turn = model.generate(**batch, return_dict_in_generate=True)
-    monkeypatch.setattr(generation_deqnar, "in_turn", lambda values: False)
-    together = model.generate(**batch, return_dict_in_generate=True)
-    assert torch.equal(in_turn.sequences, together.sequences)
-    torch.testing.assert_close(in_turn.sequences_scores, together.sequences_scores, rtol=1e-4, atol=1e-4)
+    by_sentence = model.generate(**batch, return_dict_in_generate=True)
+    monkeypatch.setattr(generation_deqnar, "search_by_sentence", lambda values: False)
+    batched = model.generate(**batch, return_dict_in_generate=True)
+    assert torch.equal(by_sentence.sequences, batched.sequences)
+    torch.testing.assert_close(by_sentence.sequences_scores, batched.sequences_scores, rtol=1e-4, atol=1e-4)
 
 
 def test_a_reranker_does_not_choose_what_is_no_text(monkeypatch):

@@ -120,7 +120,7 @@ def test_control_characters_are_spaces():
 
 def test_a_text_too_long_and_a_thing_that_is_no_text_are_refused(saved):
     translate = pipeline("translation", model=str(saved["ctc"]))
-    with pytest.raises(ValueError, match="tokens is too long, this model takes 64"):
+    with pytest.raises(ValueError, match="tokens is too long: this model supports 64"):
         translate("word " * 2000)
     with pytest.raises(ValueError, match="Only text can be translated.*int"):
         translate([1, 2])

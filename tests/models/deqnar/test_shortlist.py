@@ -96,7 +96,7 @@ def test_what_is_never_written_can_be_thought_of_but_not_said():
     assert set(never) <= set(words.tokens.tolist())
     features = model.lm_head.weight[never][None] * 100
     assert not set(model.read_tokens(features, words).flatten().tolist()) & set(never)
-    assert model.model.shortlist.whole_vocabulary().tokens.tolist() == list(range(VOCABULARY))
+    assert model.model.shortlist.full_vocabulary().tokens.tolist() == list(range(VOCABULARY))
 
 
 def test_rows_are_selected():
