@@ -12,9 +12,9 @@ from hf_deqnar.objectives.energy import (
     EnergyObjective,
     check_teacher,
     energy,
+    forbid_early_end,
     gumbel_noise,
     reader_of,
-    whole_sentences,
 )
 
 from ..conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
@@ -109,11 +109,11 @@ def test_any_function_can_be_the_teacher():
     assert torch.allclose(energy(read, tokens, tokens, mask), torch.stack(expected))
 
 
-def test_an_end_before_the_end_is_as_unlikely_as_can_be_and_whole_sentences_are_judged_as_before():
+def test_forbid_early_end_changes_only_inner_end_tokens():
     teacher, batch = small_teacher().double(), batch_of(extra=1)
     mask, tokens = batch["labels"] >= 0, batch["labels"].clamp_min(0)
     read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
-    strict = whole_sentences(read, END)
+    strict = forbid_early_end(read, END)
     with torch.no_grad():
         assert torch.equal(energy(strict, tokens, tokens, mask), energy(read, tokens, tokens, mask))
         ended = torch.full_like(tokens, END)
@@ -135,7 +135,7 @@ def test_the_objective_forbids_early_ends_unless_told_otherwise(forbidden):
     read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
     terms = EnergyObjective(forbid_early_end=forbidden).terms(student, read, batch)
     ended, mask = torch.full_like(batch["labels"], END), batch["labels"] >= 0
-    expected = energy(whole_sentences(read, END) if forbidden else read, ended, ended, mask).sum()
+    expected = energy(forbid_early_end(read, END) if forbidden else read, ended, ended, mask).sum()
     assert torch.allclose(terms["discrete_energy"].total, expected)
     assert torch.allclose(terms["energy"].total, expected)
 
