@@ -51,8 +51,8 @@ def test_replaced_names_are_counted_in_the_translations(run, saved, tmp_path):
     done = run("evaluate", saved["ctc"], *columns, "--other-names", corpus, "--json", figures)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(figures.read_text())["systems"].values()
-    assert (found["sentences"], found["names_kept"]) == (1, 0.0)  # of an untrained model
-    assert "names kept" in done.stdout
+    assert (found["sentences"], found["names_copied"]) == (1, 0.0)  # of an untrained model
+    assert "names copied" in done.stdout
     done = run("evaluate", saved["ctc"], *columns, "--other-names", test)
     assert done.returncode == 2
     assert "has a name of" in done.stderr

@@ -88,7 +88,7 @@ def test_what_makes_no_sense_is_refused(flags, message):
     ("text", "message"),
     [
         ("objektive: ce\n", "'objektive' is not a setting"),
-        ("- a\n- b\n", "must hold name: value entries"),
+        ("- a\n- b\n", "must consist of name: value entries"),
         ("a: [1\n", "is not valid YAML"),
         (b"\xff\xfe", "settings.yaml is not valid YAML"),
     ],
