@@ -24,7 +24,7 @@ def data(tmp_path):
     return file
 
 
-def test_one_model(run, saved, data, tmp_path):
+def test_one_model_is_scored(run, saved, data, tmp_path):
     figures = tmp_path / "figures.json"
     columns = ["--data", data, "--source", "en", "--target", "de"]
     done = run("evaluate", saved["ctc"], *columns, "--json", figures, "--output", tmp_path / "out")

@@ -25,7 +25,7 @@ def expected(saved):
     return [record["translation_text"] for record in pipeline("translation", model=str(saved["ctc"]))(ENGLISH)]
 
 
-def test_arguments(run, saved, expected):
+def test_sentences_can_be_arguments(run, saved, expected):
     done = run("translate", "--model", saved["ctc"], *ENGLISH)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [" ".join(text.splitlines()) for text in expected]
@@ -120,7 +120,7 @@ def test_json_lines_contain_the_figures(run, saved, expected):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_nbest_lists(run, saved, length):
+def test_nbest_prints_line_rank_and_text(run, saved, length):
     done = run("translate", "--model", saved[length], "--nbest", "3", *ENGLISH[:2])
     assert done.returncode == 0, done.stderr
     rows = [line.split("\t") for line in done.stdout.splitlines()]
@@ -161,7 +161,7 @@ def test_a_duplicate_has_no_score_in_json(capsys):
     ]
 
 
-def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):
+def test_beams_passes_and_a_reranker_can_be_combined(run, saved, tokenizer, tmp_path):
     reranker(len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     options = ["--length-beams", "3", "--passes", "2", "--max-nfe", "7", "--tol", "1e-2", "--reranker", tmp_path]
@@ -170,7 +170,7 @@ def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):
     assert 2 <= json.loads(done.stdout)["nfe"] <= 14
 
 
-def test_watching_shows_drafts_and_then_the_answer(run, saved, expected):
+def test_watch_prints_drafts_and_then_the_translation(run, saved, expected):
     done = run("translate", "--model", saved["ctc"], "--watch", ENGLISH[0], "", ENGLISH[1])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")

@@ -312,7 +312,7 @@ def test_the_results_of_the_repository_belong_to_their_recipes(path, tmp_path):
         assert {decoding["system"].partition(",")[0] for decoding in figures["decodings"].values()} <= {own}
 
 
-def test_a_name_may_have_any_letters(arguments_for, in_process, capsys):
+def test_run_names_may_contain_any_letters(arguments_for, in_process, capsys):
     content = copy.deepcopy(RECIPE)
     content["runs"] = {
         "größe": content["runs"]["teacher"],

@@ -18,7 +18,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_what_was_written_is_read(folder):
+def test_manifest_round_trip(folder):
     manifest = read_manifest(folder)
     assert manifest["precision"] == "fp32"
     assert manifest["opset"] == 18
@@ -27,7 +27,7 @@ def test_what_was_written_is_read(folder):
     assert set(manifest["files"]) == {"head.onnx", "config.json"}
 
 
-def test_a_folder_that_is_no_export_is_refused_with_the_one_that_is(folder, tmp_path):
+def test_folder_without_manifest_is_refused_with_the_name_of_its_exports(folder, tmp_path):
     assert is_export(folder)
     assert not is_export(tmp_path)
     with pytest.raises(FileNotFoundError, match="is not an ONNX export.*name .*fp32"):
@@ -55,7 +55,7 @@ def test_a_damaged_manifest_is_refused(folder, text):
 
 
 @pytest.mark.parametrize(("field", "value"), [("precision", "int4"), ("limits", {})])
-def test_a_manifest_of_something_else_is_refused(folder, field, value):
+def test_manifest_without_required_fields_is_refused(folder, field, value):
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps({**manifest, field: value}))
     with pytest.raises(ValueError, match="is damaged; export the model again"):

@@ -35,7 +35,7 @@ def options_of(model) -> list[dict]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_states_are_those_of_torch(loaded, batch, kind):
+def test_states_agree_with_torch(loaded, batch, kind):
     model, exported = loaded(kind, "fp32")
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_the_states_are_those_of_torch(loaded, batch, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_and_figures_are_those_of_torch(loaded, batch, kind):
+def test_tokens_and_figures_agree_with_torch(loaded, batch, kind):
     model, exported = loaded(kind, "fp32")
     for options in options_of(model):
         ours = exported.generate(**batch, **options, return_dict_in_generate=True)
@@ -83,7 +83,7 @@ def test_int8_agrees_on_most_tokens(loaded, batch, kind):
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sentence_is_translated_the_same_in_any_company(loaded, batch, kind, precision):
+def test_translation_does_not_depend_on_batch(loaded, batch, kind, precision):
     _, exported = loaded(kind, precision)
 
     def translate(rows: list[int], extra: int = 0, **options) -> list[tuple]:
@@ -106,7 +106,7 @@ def test_a_sentence_is_translated_the_same_in_any_company(loaded, batch, kind, p
                 assert residual == pytest.approx(alone[order[place]][2], rel=0.0 if precision == "int8" else 1e-2)
 
 
-def test_rows_that_are_done_cost_nothing_more(loaded, batch, monkeypatch):
+def test_converged_rows_are_not_evaluated(loaded, batch, monkeypatch):
     """The rows that are given to the graph, added up, are the evaluations that are reported."""
     _, exported = loaded("implicit", "fp32")
     seen = []
@@ -119,7 +119,7 @@ def test_rows_that_are_done_cost_nothing_more(loaded, batch, monkeypatch):
     assert sum(seen) == int(out.nfe.sum())
 
 
-def test_no_vocabulary_leaves_the_runtime_unless_it_is_needed(loaded, batch, monkeypatch):
+def test_log_probabilities_are_returned_only_if_needed(loaded, batch, monkeypatch):
     _, exported = loaded("implicit", "fp32")
     asked = []
     head = exported.head
@@ -134,7 +134,7 @@ def test_no_vocabulary_leaves_the_runtime_unless_it_is_needed(loaded, batch, mon
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
-def test_drafts_and_streams(loaded, batch, tokenizer, capsys, kind, precision):
+def test_trajectory_and_streamer_work_with_exports(loaded, batch, tokenizer, capsys, kind, precision):
     _, exported = loaded(kind, precision)
     out = exported.generate(**batch, output_trajectory=True, return_dict_in_generate=True)
     for row, drafts in enumerate(out.trajectory):
@@ -146,7 +146,7 @@ def test_drafts_and_streams(loaded, batch, tokenizer, capsys, kind, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_translation_pipeline(loaded, tokenizer, precision):
+def test_translation_pipeline_accepts_exports(loaded, tokenizer, precision):
     model, exported = loaded("mixed", precision)
     translate = pipeline("translation", model=exported, tokenizer=tokenizer)
     alone = [translate(sentence)[0] for sentence in ENGLISH]
@@ -185,7 +185,7 @@ def test_another_device_is_refused(loaded):
         exported.to("cuda:0")
 
 
-def test_a_missing_or_old_onnxruntime_says_which_extra_to_install(exported, monkeypatch):
+def test_missing_or_old_onnxruntime_is_reported_with_its_extra(exported, monkeypatch):
     _, folders = exported("implicit")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"needs onnxruntime: pip install 'hf_deqnar\[onnx\]'"):

@@ -44,14 +44,14 @@ def sentences(batch) -> list[torch.Tensor]:
     return [row[: int(mask.sum())][None] for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
 
 
-def test_only_models_that_can_be_one_graph_have_it(loaded):
+def test_only_supported_models_have_a_sentence_graph(loaded):
     assert [kind for kind in KINDS if loaded(kind, "fp32")[1].sentence is not None] == sorted(
         AT_ONCE, key=list(KINDS).index
     )
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_one_call_says_what_the_solver_says(loaded, batch, calls, kind):
+def test_sentence_graph_agrees_with_solver(loaded, batch, calls, kind):
     model, exported = loaded(kind, "fp32")
     seen = calls(exported)
     for number, options in enumerate(ITS_OWN):
@@ -63,7 +63,7 @@ def test_one_call_says_what_the_solver_says(loaded, batch, calls, kind):
 
 
 @pytest.mark.parametrize("kind", ["implicit", "mixed with a shortlist"])
-def test_its_evaluations_and_residuals_are_those_of_the_solver(loaded, batch, kind):
+def test_evaluations_and_residuals_agree_with_solver(loaded, batch, kind):
     model, exported = loaded(kind, "fp32")
     compared = 0
     for source in sentences(batch):
@@ -82,7 +82,7 @@ def test_its_evaluations_and_residuals_are_those_of_the_solver(loaded, batch, ki
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_what_it_cannot_do_is_left_to_the_other_graphs(loaded, batch, calls, tokenizer, kind):
+def test_unsupported_options_use_the_other_graphs(loaded, batch, calls, tokenizer, kind):
     _, exported = loaded(kind, "fp32")
     seen = calls(exported)
     others = NOT_ITS_OWN if kind == "stacked" else [*NOT_ITS_OWN, {"solver": "anderson"}, {"stop_on_stable_tokens": 1}]
@@ -95,13 +95,13 @@ def test_what_it_cannot_do_is_left_to_the_other_graphs(loaded, batch, calls, tok
     assert not seen
 
 
-def test_an_unknown_solver_is_refused_in_one_call_too(loaded, batch):
+def test_unknown_solver_is_refused(loaded, batch):
     for kind in AT_ONCE:
         with pytest.raises(ValueError, match="Unknown solver 'andersen'"):
             loaded(kind, "fp32")[1].generate(sentences(batch)[0], solver="andersen", max_nfe=2)
 
 
-def test_the_int8_graph_is_quantised_throughout(exported):
+def test_int8_graph_is_completely_quantised(exported):
     _, folders = exported("implicit")
     graph = onnx.load(folders["int8"] / "sentence.onnx").graph
     (loop,) = (node for node in graph.node if node.op_type == "Loop")
@@ -113,7 +113,7 @@ def test_the_int8_graph_is_quantised_throughout(exported):
         assert any(node.op_type == "MatMulInteger" for node in part.node)
 
 
-def test_a_residual_that_does_not_fall_is_the_solvers_business(loaded, batch, monkeypatch):
+def test_growing_residual_falls_back_to_the_general_solver(loaded, batch, monkeypatch):
     model, exported = loaded("implicit", "fp32")
     source, options = sentences(batch)[0], {"solver": "picard", "tol": 1e-2}
     wrong = torch.full((1, 2 * source.shape[1]), 7)
@@ -125,7 +125,7 @@ def test_a_residual_that_does_not_fall_is_the_solvers_business(loaded, batch, mo
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_int8_takes_sentence_by_sentence_in_any_company(loaded, batch, calls, kind):
+def test_int8_translation_does_not_depend_on_batch(loaded, batch, calls, kind):
     _, exported = loaded(kind, "int8")
     seen = calls(exported)
     alone = [exported.generate(source, max_nfe=2)[0].tolist() for source in sentences(batch)]
@@ -138,7 +138,7 @@ def test_int8_takes_sentence_by_sentence_in_any_company(loaded, batch, calls, ki
     assert len(seen) == 2 * len(alone)
 
 
-def test_long_texts_are_cut_and_empty_ones_are_one_padding_token(loaded, batch, monkeypatch):
+def test_long_texts_are_truncated_and_empty_ones_are_one_padding_token(loaded, batch, monkeypatch):
     model, exported = loaded("implicit", "fp32")
     source = sentences(batch)[0]
     for options in ({"max_nfe": 2, "max_length": 1}, {"max_nfe": 2, "max_length": 1, "ctc_beam_size": 3}):

@@ -12,7 +12,7 @@ from .functions import Contraction
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_row_is_solved_the_same_in_any_company(solver):
+def test_solution_does_not_depend_on_batch(solver):
     function = Contraction.random(rows=7, positions=4, features=6, strength=0.95)
     options = {"solver": solver, "tol": 1e-8, "max_nfe": 60}
     alone = [solve(function.select(torch.tensor([row])), function.zeros[:1], **options) for row in range(7)]
@@ -27,7 +27,7 @@ def test_a_row_is_solved_the_same_in_any_company(solver):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_padding_changes_nothing(solver):
+def test_padding_has_no_effect(solver):
     short = Contraction.random(rows=3, positions=4, features=6, strength=0.9)
     junk = torch.randn(3, 5, 6, dtype=torch.float64) * 100
     longer = Contraction(short.weight, torch.cat([short.context, junk], dim=1))
@@ -42,7 +42,7 @@ def test_padding_changes_nothing(solver):
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_sentence_is_read_the_same_in_any_company(refinement, length):
+def test_logits_do_not_depend_on_batch(refinement, length):
     model = small_model(refinement=refinement, length=length, tol=1e-6, max_nfe=40)
     sentences = random_sentences(6)
 
@@ -74,7 +74,7 @@ CASES = [  # a stacked model evaluates once: it has no iteration to stop
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize(("refinement", "options"), CASES)
-def test_a_real_sentence_is_translated_the_same_in_any_company(refinement, length, options, tokenizer):
+def test_translation_of_real_sentences_does_not_depend_on_batch(refinement, length, options, tokenizer):
     sentences = real_sentences(6)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512}
     fields = {"refinement": refinement, "length": length, **sizes}
@@ -99,7 +99,7 @@ def test_a_real_sentence_is_translated_the_same_in_any_company(refinement, lengt
         assert together[place][2] == pytest.approx(alone[index][2], rel=1e-6)
 
 
-def test_the_pipeline_translates_the_same_in_any_batch(tokenizer):
+def test_pipeline_translation_does_not_depend_on_batch(tokenizer):
     model = small_model(length="ctc", vocab_size=len(tokenizer), max_position_embeddings=512)
     translate = pipeline("translation", model=model, tokenizer=tokenizer)
     sentences = real_sentences(9)

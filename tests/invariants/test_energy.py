@@ -48,7 +48,7 @@ def seeded() -> torch.Generator:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_with_one_hot_inputs_the_energy_is_the_negative_log_likelihood(kind):
+def test_energy_of_one_hot_inputs_is_the_negative_log_likelihood(kind):
     teacher, batch = small_teacher(kind).double(), batch_of(extra=2)
     check_teacher(teacher, VOCABULARY)
     labels = batch["labels"]
@@ -67,7 +67,7 @@ def test_with_one_hot_inputs_the_energy_is_the_negative_log_likelihood(kind):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_soft_tokens_are_read_as_the_mixture_of_their_embeddings(kind):
+def test_soft_tokens_are_embedded_as_mixtures(kind):
     """Independently of our reader: the embeddings are mixed by a hook inside the teacher's own lookup."""
     teacher, batch = small_teacher(kind).double(), batch_of()
     mask, first, second = batch["labels"] >= 0, batch["labels"].clamp_min(0), batch["labels"].clamp_min(0).flip(1)
@@ -128,7 +128,7 @@ def test_forbid_early_end_changes_only_inner_end_tokens():
 
 
 @pytest.mark.parametrize("forbidden", [True, False])
-def test_the_objective_forbids_early_ends_unless_told_otherwise(forbidden):
+def test_objective_forbids_early_ends_by_default(forbidden):
     student, teacher, batch = small_model(refinement="stacked"), small_teacher().double(), batch_of()
     bonus = torch.zeros(VOCABULARY, dtype=torch.float64).index_fill(0, torch.tensor([END]), 100.0)
     student.lm_head.register_forward_hook(lambda module, arguments, logits: logits + bonus)
@@ -141,7 +141,7 @@ def test_the_objective_forbids_early_ends_unless_told_otherwise(forbidden):
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_sentence_has_the_same_energy_in_any_company(refinement):
+def test_energy_does_not_depend_on_batch(refinement):
     student, teacher = small_model(refinement=refinement), small_teacher().double()
     objective = EnergyObjective()
 
@@ -155,7 +155,7 @@ def test_a_sentence_has_the_same_energy_in_any_company(refinement):
     assert torch.allclose(totals(batch_of([2, 0, 3, 1])), alone, rtol=1e-9)
 
 
-def test_padding_has_no_part_in_the_energy_or_its_gradient():
+def test_padding_does_not_affect_the_energy_or_its_gradient():
     teacher, batch = small_teacher().double(), batch_of(extra=2)
     mask = batch["labels"] >= 0
     read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
@@ -170,7 +170,7 @@ def test_padding_has_no_part_in_the_energy_or_its_gradient():
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_teacher_is_left_as_it_was_and_its_dropout_is_off(kind):
+def test_teacher_is_restored_and_has_no_dropout(kind):
     teacher, batch = small_teacher(kind).double(), batch_of()
     student = small_model(torch.float64).train()
     objective = EnergyObjective()
@@ -199,7 +199,7 @@ def test_the_teacher_is_left_as_it_was_and_its_dropout_is_off(kind):
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_the_discrete_energy_is_that_of_what_the_student_writes(refinement):
+def test_discrete_energy_is_that_of_the_predicted_tokens(refinement):
     """Even where it would like best to write <pad>, <mask> or <s>, which are never part of a text."""
     student, teacher, batch = small_model(refinement=refinement), small_teacher().double(), batch_of()
     never = [student.config.pad_token_id, student.config.mask_token_id, student.config.bos_token_id]
@@ -237,7 +237,7 @@ def by_hand(name: str, logits: torch.Tensor, temperature: float) -> tuple[torch.
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_values_and_gradients_of_operators_are_those_of_table_1(name, temperature):
+def test_values_and_gradients_of_operators_agree_with_table_1(name, temperature):
     logits = torch.tensor([0.3, -1.0, 2.0, 1.9, 0.0], dtype=torch.float64)
 
     def apply(values):
@@ -250,7 +250,7 @@ def test_values_and_gradients_of_operators_are_those_of_table_1(name, temperatur
     assert torch.allclose(torch.autograd.functional.jacobian(apply, logits), jacobian, atol=1e-14)
 
 
-def test_the_operators_are_five_and_differ():
+def test_there_are_five_different_operators():
     assert list(OPERATORS) == ["SX", "STL", "SG", "ST", "GX"]
     logits = random_logits()
     values = {name: operator(logits, 1.0, seeded()) for name, operator in OPERATORS.items()}
@@ -261,7 +261,7 @@ def test_the_operators_are_five_and_differ():
         assert torch.equal(values[name].sum(dim=-1), torch.ones_like(values[name][..., 0]))
 
 
-def test_the_noise_is_gumbel_and_the_generator_decides_it():
+def test_noise_is_gumbel_and_determined_by_the_generator():
     noise = gumbel_noise(torch.empty(200_000, dtype=torch.float64), seeded())
     assert noise.isfinite().all()
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.02)
@@ -273,7 +273,7 @@ def test_the_noise_is_gumbel_and_the_generator_decides_it():
 
 @pytest.mark.parametrize("fed", OPERATORS)
 @pytest.mark.parametrize("compared", OPERATORS)
-def test_the_gradient_of_every_pair_is_the_chain_rule_of_the_paper(fed, compared):
+def test_gradient_of_every_pair_of_operators_follows_the_chain_rule(fed, compared):
     """∂E/∂z = Σ ∂E/∂O·∂O/∂z: outer derivatives with both sequences as leaves, Jacobians by hand at one position."""
     teacher, batch, logits = small_teacher().double(), batch_of(), random_logits().requires_grad_()
     mask = batch["labels"] >= 0

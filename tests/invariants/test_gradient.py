@@ -34,7 +34,7 @@ def test_ift_is_the_gradient_of_an_iteration_unrolled_to_convergence(solver):
     assert distance(parameter_gradients(ift, **TIGHT), parameter_gradients(EXACT)) < 1e-9
 
 
-def test_phantom_tends_to_ift_as_steps_grow():
+def test_phantom_converges_to_ift_with_more_steps():
     exact = parameter_gradients(EXACT)
     errors = [
         distance(parameter_gradients(GradientOptions("phantom", steps=k), **TIGHT), exact) for k in (1, 4, 16, 80)
@@ -52,7 +52,7 @@ def test_one_step_replaces_the_inverse_by_the_identity():
     assert distance(one_step, truncated) > 1e-3  # one product with the Jacobian is already another gradient
 
 
-def test_the_only_evaluation_is_the_one_with_graph():
+def test_one_step_with_max_nfe_1_evaluates_once():
     """A budget of one: nothing is computed twice, and what is found is what a solve and a step would find."""
     torch.manual_seed(5)
     function = Contraction.random(rows=3, positions=4, features=6, strength=0.8)
@@ -73,7 +73,7 @@ def test_the_only_evaluation_is_the_one_with_graph():
     assert distance(ours, other) < 1e-12
 
 
-def test_a_checkpointed_iteration_has_the_same_gradient():
+def test_checkpointed_iteration_has_the_same_gradient():
     stored = parameter_gradients(GradientOptions("unrolled", steps=12))
     recomputed = parameter_gradients(GradientOptions("unrolled", steps=12, checkpoint=True))
     assert distance(recomputed, stored) == 0
@@ -111,7 +111,7 @@ def test_memory_of_an_unrolled_iteration_grows_unless_it_is_checkpointed():
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_the_model_learns_by_the_exact_gradient(refinement):
+def test_model_gradient_with_ift_is_exact(refinement):
     """The whole model in training, dropout included: ift equals back-propagation through 80 evaluations.
 
     By plain iteration, because `mixed` jumps between tokens and another path may end in another equilibrium.
@@ -145,7 +145,7 @@ def test_gradients_flow_in_evaluation_mode():
 
 
 @pytest.mark.parametrize("kind", ["phantom", "ift", "unrolled"])
-def test_masked_positions_have_no_part_in_a_gradient(kind):
+def test_masked_positions_have_no_gradient(kind):
     """An f that mixes positions: with a mask it must be the f of the shorter sentence."""
     torch.manual_seed(0)
     mixing = 0.3 * torch.randn(4, 4, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_masked_positions_have_no_part_in_a_gradient(kind):
     assert gradient(4, torch.tensor([[True, True, True, False]])) == pytest.approx(gradient(3, None), rel=1e-8)
 
 
-def test_a_gradient_that_is_not_finite_passes_through_ift():
+def test_non_finite_gradient_passes_through_ift():
     weight = torch.tensor(0.5, requires_grad=True)
     found = equilibrium(lambda z: weight * z + 1, torch.zeros(1, 1), gradient=GradientOptions("ift"))
     (found.value.sum() * float("inf")).backward()

@@ -21,7 +21,7 @@ COUNTERPARTS = {
 @pytest.mark.parametrize("strength", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("solver", COUNTERPARTS)
 @pytest.mark.parametrize("seed", range(4))
-def test_same_point_in_no_more_evaluations(solver, strength, tol, seed):
+def test_solvers_find_the_fixed_point_of_torchdeq_in_no_more_evaluations(solver, strength, tol, seed):
     torch.manual_seed(seed)
     function = Contraction.random(rows=8, positions=3, features=20, strength=strength)
     name, their_options, our_options = COUNTERPARTS[solver]

@@ -67,7 +67,7 @@ def uninterrupted(make_trainer):  # noqa: F811
 
 
 @pytest.mark.parametrize(("optimizer", "steps"), [(None, (3, 4, 7)), ("muon", (5,))])
-def test_a_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, optimizer, steps):  # noqa: F811
+def test_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, optimizer, steps):  # noqa: F811
     whole = weights_of_a_whole_run(make_trainer, optimizer=optimizer)
     for step in steps:
         trainer = make_trainer(f"stopped-{step}", **settings(), optimizer=optimizer)
@@ -81,7 +81,7 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, opti
         assert all(torch.equal(found[name], whole[name]) for name in whole)
 
 
-def test_a_run_stopped_while_it_writes_goes_on_from_the_checkpoint_before(
+def test_run_killed_while_saving_resumes_from_previous_checkpoint(
     make_trainer,  # noqa: F811
     uninterrupted,
     monkeypatch,
@@ -107,7 +107,7 @@ def test_a_run_stopped_while_it_writes_goes_on_from_the_checkpoint_before(
     assert not (tmp_path / "writing" / UNFINISHED).exists()
 
 
-def test_the_best_weights_survive_too(make_trainer):  # noqa: F811
+def test_best_weights_are_restored_on_resume(make_trainer):  # noqa: F811
     whole = make_trainer("whole", **{**settings(), "average_best": 2})
     whole.train()
     stopped = make_trainer("stopped", **{**settings(), "average_best": 2})
@@ -120,7 +120,7 @@ def test_the_best_weights_survive_too(make_trainer):  # noqa: F811
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
+def test_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
     first = make_trainer("whole", **{**settings(), "max_steps": 6})
     first.train()
     again = make_trainer("whole", **{**settings(), "max_steps": 6})
@@ -130,7 +130,7 @@ def test_a_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_run_of_one_epoch_and_a_half_is_not_trained_further(make_trainer):  # noqa: F811
+def test_finished_run_of_one_and_a_half_epochs_is_not_trained_further(make_trainer):  # noqa: F811
     """Stopped after its last checkpoint, before its weights were saved; the next epoch is not begun again."""
     halves = {**settings(), "max_steps": -1, "num_train_epochs": 1.5, "save_strategy": "epoch", "eval_strategy": "no"}
     first = make_trainer("whole", **halves)
@@ -145,7 +145,7 @@ def test_a_run_of_one_epoch_and_a_half_is_not_trained_further(make_trainer):  # 
     assert longer.state.global_step > first.state.global_step
 
 
-def test_learning_from_an_energy_goes_on_with_the_same_noise(make_energy_trainer):  # noqa: F811
+def test_resumed_energy_training_draws_the_same_noise(make_energy_trainer):  # noqa: F811
     operators = {"decoder_input_operator": "GX", "target_operator": "SG", "average_best": 0}
     strategies = {
         f"{what}_{setting}": value
@@ -167,7 +167,7 @@ def test_learning_from_an_energy_goes_on_with_the_same_noise(make_energy_trainer
 
 
 @pytest.mark.slow
-def test_two_hundred_steps_survive_a_real_kill(tmp_path):
+def test_run_of_200_steps_resumes_after_sigkill(tmp_path):
     """Through `accelerate launch`, as the README says it; killed by the system, started again, compared bit by bit."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "scripts/train.py"]
     command += ["--train_data", PAIRS_FILE, "--validation_data", PAIRS_FILE]

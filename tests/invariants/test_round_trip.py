@@ -29,7 +29,7 @@ print(json.dumps({"logits": out.logits.tolist(), "nfe": out.nfe.tolist()}))
 
 @pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_saving_and_loading_changes_nothing(tmp_path, refinement, weight_norm):
+def test_save_and_load_does_not_change_outputs(tmp_path, refinement, weight_norm):
     model = small_model(refinement=refinement, weight_norm=weight_norm, latent="vae", length="ctc")
     model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin"))
@@ -52,7 +52,7 @@ def test_saving_and_loading_changes_nothing(tmp_path, refinement, weight_norm):
         assert torch.equal(tensor, loaded.state_dict()[name]), name
 
 
-def test_a_configuration_survives_the_round_trip(tmp_path):
+def test_configuration_round_trip(tmp_path):
     config = DeqNarConfig.preset(
         "small", refinement="mixed", length="ctc", latent="vae", tol=3e-4, weight_norm="weight"
     )
@@ -60,12 +60,12 @@ def test_a_configuration_survives_the_round_trip(tmp_path):
     assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
 
 
-def test_the_bare_model_loads_too(tmp_path):
+def test_base_model_round_trip(tmp_path):
     small_model().save_pretrained(tmp_path)
     assert isinstance(AutoModel.from_pretrained(tmp_path), DeqNarModel)
 
 
-def test_a_process_without_the_package_gets_the_same_answer(tmp_path):
+def test_process_without_the_package_computes_the_same_outputs(tmp_path):
     model = small_model(refinement="mixed", weight_norm="spectral")
     folder = tmp_path / "model"
     model.save_pretrained(folder)

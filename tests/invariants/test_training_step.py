@@ -47,7 +47,7 @@ def distance(ours: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> f
 @OBJECTIVES
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_training_step_by_ift_is_one_through_the_unrolled_iteration(name, refinement, dropout):
+def test_training_step_with_ift_equals_that_of_the_unrolled_iteration(name, refinement, dropout):
     budget = BUDGET[refinement]
     unrolled_terms, exact = training_step(name, refinement, dropout, gradient="unrolled", gradient_steps=budget)
     terms, ours = training_step(name, refinement, dropout, **IFT)
@@ -61,7 +61,7 @@ def test_a_training_step_by_ift_is_one_through_the_unrolled_iteration(name, refi
 
 
 @OBJECTIVES
-def test_a_training_step_by_phantom_tends_to_the_exact_one_as_steps_grow(name):
+def test_training_step_with_phantom_converges_to_the_exact_one(name):
     _, exact = training_step(name, **IFT)
     errors = []
     for steps in (1, 4, 16, 64):
@@ -73,7 +73,7 @@ def test_a_training_step_by_phantom_tends_to_the_exact_one_as_steps_grow(name):
 
 
 @OBJECTIVES
-def test_a_training_step_by_one_evaluation_is_another(name):
+def test_training_step_with_one_step_differs_from_the_exact_one(name):
     """Or the law above would hold for any gradient."""
     _, exact = training_step(name, **IFT)
     _, ours = training_step(name, gradient="one_step")

@@ -105,7 +105,7 @@ def test_masked_training_mixes_modes():
 
 
 @pytest.mark.parametrize("name", ["glat", "ctc+glat"])
-def test_glancing_training_keeps_to_one_mode(name):
+def test_glancing_training_does_not_mix_modes(name):
     """A canvas that shows nothing is what it learns from only where its own prediction is nearly the target.
 
     Targets of the other mode are far from the prediction, and words of them are revealed: so the mode that is ahead
@@ -115,7 +115,7 @@ def test_glancing_training_keeps_to_one_mode(name):
     assert right_in_one_mode(train(name, by_word), by_word) >= 0.8
 
 
-def test_ctc_says_every_word_once_where_modes_differ_by_place():
+def test_ctc_does_not_repeat_words_across_modes():
     """An alignment is summed over, so that a shift is no other mode; cross-entropy repeats words and leaves some out.
 
     Over seeds 0 to 5, 1.00 of the sentences hold all words in order with CTC, 0.00 to 0.09 with cross-entropy.

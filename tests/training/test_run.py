@@ -37,7 +37,7 @@ def teacher(tmp_path, tokenizer):
     return tmp_path / "teacher"
 
 
-def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
+def test_training_can_start_from_a_teacher(teacher, tmp_path, tokenizer):
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES))
     flags = ["--train_data", file, "--source", "en", "--target", "de", "--teacher", teacher, "--config", "length=ctc"]
@@ -52,7 +52,7 @@ def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
     assert len(truncated) == student.config.max_source_length
 
 
-def test_a_run_may_read_of_other_names(tmp_path):
+def test_vary_names_replaces_names_in_training_data(tmp_path):
     file = tmp_path / "train.jsonl"
     pairs = [(f"He is in {city}.", f"Er ist in {city}.") for city in ("Boston", "Berlin")]
     file.write_text(
@@ -69,7 +69,7 @@ def test_a_run_may_read_of_other_names(tmp_path):
         read_training_data(DataArguments(**data, vary_names=0.5), kd)
 
 
-def test_a_run_may_read_of_other_words(tmp_path):
+def test_vary_words_replaces_words_in_training_data(tmp_path):
     file = tmp_path / "train.jsonl"
     numbers = {"two": "zwei", "three": "drei"}
     pairs = [(f"He has {number} dogs.", f"Er hat {zahl} Hunde.") for number, zahl in numbers.items()]
@@ -86,7 +86,7 @@ def test_a_run_may_read_of_other_words(tmp_path):
         read_training_data(DataArguments(**data, vary_words=0.5), kd)
 
 
-def test_a_run_may_read_several_files_and_change_numbers_surface_and_length(tmp_path):
+def test_several_files_and_all_augmentations_can_be_combined(tmp_path):
     files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
     files[0].write_text(json.dumps({"en": "It costs 300 dollars.", "de": "Es kostet 300 Dollar."}))
     files[1].write_text(json.dumps({"en": "Good.", "de": "Gut."}))
@@ -105,7 +105,7 @@ def test_a_run_may_read_several_files_and_change_numbers_surface_and_length(tmp_
         read_training_data(DataArguments(**data), kd)
 
 
-def test_a_model_that_learns_what_to_feed_back_starts_with_all_of_it(tmp_path, tokenizer):
+def test_learned_feedback_starts_with_full_feedback(tmp_path, tokenizer):
     old = small_model(torch.float32, vocab_size=len(tokenizer))
     old.save_pretrained(tmp_path / "old")
     model = find_model(ModelArguments(model=str(tmp_path / "old"), config=["feedback=learned"]), tokenizer).eval()
@@ -113,7 +113,7 @@ def test_a_model_that_learns_what_to_feed_back_starts_with_all_of_it(tmp_path, t
     torch.testing.assert_close(model(input_ids=tokens).logits, old(input_ids=tokens).logits)
 
 
-def test_a_run_is_known_by_the_weights_it_started_from_wherever_they_lie(teacher, tmp_path):
+def test_resume_compares_fingerprints_of_starting_weights(teacher, tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES))
     flags = ["--train_data", file, "--source", "en", "--target", "de", "--config", "length=ctc", "--objective", "ctc"]
@@ -132,7 +132,7 @@ def test_a_run_is_known_by_the_weights_it_started_from_wherever_they_lie(teacher
         run(moved)
 
 
-def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
+def test_training_can_start_from_a_backbone(tmp_path, tokenizer):
     backbone = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
     backbone.save_pretrained(tmp_path)
     model = find_model(ModelArguments(backbone=str(tmp_path), config=["refinement=mixed", "tol=1e-4"]), tokenizer)
@@ -142,7 +142,7 @@ def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("start", ["model", "backbone"])
-def test_a_run_does_not_start_with_the_ngrams_of_another_model(tmp_path, tokenizer, start):
+def test_ngrams_of_the_starting_model_are_not_used(tmp_path, tokenizer, start):
     old = small_model(torch.float32, vocab_size=len(tokenizer), length="ctc", refinement="stacked")
     untouched = old.state_dict().keys()
     add_ngrams(old, [[5, 6, 7]] * 4, order=3, least=2, weight=0.2, bonus=1.5)
@@ -159,7 +159,7 @@ def test_a_run_does_not_start_with_the_ngrams_of_another_model(tmp_path, tokeniz
     assert again.generate(torch.tensor([[5, 6, 2]])).shape[0] == 1
 
 
-def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path, tokenizer):
+def test_starting_model_with_more_layers_or_another_vocabulary_is_refused(teacher, tmp_path, tokenizer):
     stacked = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
     stacked.save_pretrained(tmp_path / "stacked")
     with pytest.raises(ValueError, match="there is no place for model.transition.layers.1.*--backbone"):
@@ -173,7 +173,7 @@ def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path
         check_belongs(other, str(teacher), DataArguments(**data, tokenizer="other"))
 
 
-def test_weights_that_cannot_be_used_are_told_in_one_line(teacher, tmp_path, tokenizer):
+def test_unusable_weights_are_reported_in_one_line(teacher, tmp_path, tokenizer):
     model = small_model(torch.float32, vocab_size=len(tokenizer), d_model=32)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -191,12 +191,12 @@ def test_weights_that_cannot_be_used_are_told_in_one_line(teacher, tmp_path, tok
             load_teacher(str(tmp_path / name))
 
 
-def test_there_is_one_thing_to_start_from():
+def test_starting_points_are_mutually_exclusive():
     with pytest.raises(ValueError, match="model=a and teacher=b are each something to start from; keep one"):
         ModelArguments(model="a", teacher="b")
 
 
-def test_a_run_is_not_another_one_because_a_version_knows_more_fields(tmp_path):
+def test_resume_ignores_new_configuration_fields_with_default_values(tmp_path):
     """What a field is by default need not be written down, so that one that is new changes nothing."""
     small_model(refinement="mixed").save_pretrained(tmp_path / "model")
     config = DeqNarForConditionalGeneration.from_pretrained(tmp_path / "model").config  # which knows where it was
@@ -212,7 +212,7 @@ def test_a_run_is_not_another_one_because_a_version_knows_more_fields(tmp_path):
         check_same_run(tmp_path, {"config": {name: value for name, value in said.items() if name != "refinement"}})
 
 
-def test_validation_takes_its_pairs_from_all_over_the_file(tmp_path, tokenizer):
+def test_validation_pairs_are_evenly_spaced_in_the_file(tmp_path, tokenizer):
     """Files are often sorted by length, and the shortest sentences say little of the others."""
     file = tmp_path / "validation.jsonl"
     file.write_text("\n".join(json.dumps({"en": f"A man {number}.", "de": "Ein Mann."}) for number in range(9)))

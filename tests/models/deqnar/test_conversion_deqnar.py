@@ -36,7 +36,7 @@ def teacher(request, tokenizer):
     return teacher_of(request.param, tokenizer)
 
 
-def test_a_students_encoder_computes_what_the_teachers_does(teacher, tokenizer):
+def test_student_encoder_equals_teacher_encoder(teacher, tokenizer):
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, length="ctc")
     tokens = padded(random_sentences(4))
     mask = tokens != PAD
@@ -46,7 +46,7 @@ def test_a_students_encoder_computes_what_the_teachers_does(teacher, tokenizer):
     torch.testing.assert_close(mine[mask], theirs[mask], **NEARLY)
 
 
-def test_a_students_whole_decoder_is_the_teachers_without_its_causal_mask(teacher, tokenizer):
+def test_student_decoder_equals_teacher_without_causal_mask(teacher, tokenizer):
     """On one position there is nothing to mask: the two must agree in their logits."""
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement="stacked")
     tokens = padded(random_sentences(4))
@@ -58,7 +58,7 @@ def test_a_students_whole_decoder_is_the_teachers_without_its_causal_mask(teache
     torch.testing.assert_close(mine, theirs - teacher.final_logits_bias, **NEARLY)
 
 
-def test_a_wider_student_begins_where_a_plain_one_does_and_can_learn_more(teacher, tokenizer):
+def test_widened_feed_forward_computes_the_same_and_is_trainable(teacher, tokenizer):
     students = [
         DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, decoder_ffn_dim=width, encoder_ffn_dim=64)
         for width in (48, 200)
@@ -73,7 +73,7 @@ def test_a_wider_student_begins_where_a_plain_one_does_and_can_learn_more(teache
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "mixed", "explicit"])
-def test_a_student_of_any_kind_generates_and_survives_saving(teacher, tokenizer, refinement, tmp_path):
+def test_students_of_every_kind_generate_and_can_be_saved(teacher, tokenizer, refinement, tmp_path):
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement=refinement)
     expected = 3 if refinement == "explicit" else 1
     assert len(student.model.transition.layers) == expected
@@ -123,7 +123,7 @@ def test_t5_directory_is_refused_before_its_weights_are_read(tokenizer, tmp_path
         DeqNarForConditionalGeneration.from_teacher(tmp_path)
 
 
-def test_a_student_gives_a_teacher_back_what_it_was_given(tokenizer):
+def test_teacher_to_student_to_teacher_round_trip(tokenizer):
     teacher = teacher_of("marian", tokenizer)
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement="stacked")
     found, expected = weights_for_teacher(student, teacher.config), teacher.state_dict()
@@ -144,7 +144,7 @@ def test_a_student_gives_a_teacher_back_what_it_was_given(tokenizer):
         ("tie_word_embeddings", False),
     ],
 )
-def test_a_student_whose_layers_are_not_marians_is_refused(field, value):
+def test_student_with_layers_other_than_marians_is_refused(field, value):
     with pytest.raises(
         ValueError, match=f"A teacher can start from a student with {field}=.*, but this one has {value}"
     ):
@@ -153,7 +153,7 @@ def test_a_student_whose_layers_are_not_marians_is_refused(field, value):
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
 @pytest.mark.parametrize("options", [{"length": "predict"}, {"length": "ctc", "latent": "vae", "layer_norm": "pre"}])
-def test_one_evaluation_of_a_model_from_a_backbone_is_the_backbone(refinement, options):
+def test_one_evaluation_of_a_model_from_a_backbone_equals_the_backbone(refinement, options):
     backbone = small_model(refinement="stacked", **options)
     model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement)
     assert model.config.refinement == refinement
@@ -167,7 +167,7 @@ def test_one_evaluation_of_a_model_from_a_backbone_is_the_backbone(refinement, o
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_with_learned_feedback_a_backbone_is_where_its_own_equilibrium_begins(refinement):
+def test_learned_feedback_starts_at_the_equilibrium_of_the_backbone(refinement):
     backbone = small_model(refinement="stacked", length="ctc")
     model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement, feedback="learned")
     tokens, labels = padded(random_sentences(4)), torch.randint(6, 40, (4, 3))
@@ -179,7 +179,7 @@ def test_with_learned_feedback_a_backbone_is_where_its_own_equilibrium_begins(re
     assert model.model.transition.feedback.weight.grad.abs().max() > 0  # a matrix of zeros, but not a dead one
 
 
-def test_a_backbone_may_be_saved_and_normed_and_must_be_one(tmp_path):
+def test_backbone_may_be_a_folder_or_weight_normed_and_must_be_stacked(tmp_path):
     backbone = small_model(torch.float32, refinement="stacked", weight_norm="weight")
     model = DeqNarForConditionalGeneration.from_backbone(backbone)
     model.save_pretrained(tmp_path)

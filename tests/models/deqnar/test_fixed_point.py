@@ -21,7 +21,7 @@ from ...invariants.functions import Contraction
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_plain_function_on_any_shape(solver):
+def test_plain_functions_on_any_shape_are_solved(solver):
     for shape in [(2, 1), (3, 4), (2, 3, 4), (2, 3, 4, 5)]:
         found = solve(torch.cos, torch.rand(shape), solver=solver, tol=1e-5, max_nfe=60)
         torch.testing.assert_close(found.value, torch.full(shape, 0.7390851), atol=1e-4, rtol=0)
@@ -41,7 +41,7 @@ def test_a_plain_function_on_any_shape(solver):
         ({"mask": torch.tensor([[True] * 3, [False] * 3])}, r"Row\(s\) \[1\] are masked everywhere"),
     ],
 )
-def test_bad_options_are_named(options, message):
+def test_invalid_options_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         solve(torch.cos, torch.zeros(2, 3), **options)
 
@@ -49,26 +49,26 @@ def test_bad_options_are_named(options, message):
 @pytest.mark.parametrize(
     "initial", [torch.zeros(0, 3), torch.zeros(2, 0), torch.zeros(3), torch.zeros(2, 3, dtype=torch.long)]
 )
-def test_an_initial_state_must_have_something_in_it(initial):
+def test_empty_initial_state_is_refused(initial):
     with pytest.raises(ValueError, match="initial state"):
         solve(torch.cos, initial)
 
 
-def test_a_function_that_is_not_finite_at_the_start_is_an_error_that_names_its_rows():
+def test_non_finite_initial_value_is_reported_with_its_rows():
     context = torch.tensor([[0.0], [float("nan")], [1.0]])
     with pytest.raises(FloatingPointError, match=r"row\(s\) \[1\]"):
         solve(lambda z: z * 0.5 + context, torch.zeros(3, 1))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_function_that_turns_to_nan_on_the_way_gives_its_last_good_answer(solver):
+def test_nan_during_solve_returns_best_finite_iterate(solver):
     found = solve(lambda z: torch.where(z > 3, float("nan"), 2 * z + 1), torch.ones(2, 2), solver=solver, max_nfe=15)
     assert found.state.isfinite().all()
     assert found.value.isfinite().all()
     assert found.residual.isfinite().all()
 
 
-def test_a_diverging_row_does_not_disturb_its_neighbours():
+def test_diverging_row_does_not_affect_others():
     slopes = torch.tensor([[0.5], [-40.0], [0.9]], dtype=torch.float64)
     found = solve(lambda z: torch.sin(slopes * z) + 1, torch.zeros(3, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
     alone = solve(lambda z: torch.sin(slopes[2:] * z) + 1, torch.zeros(1, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
@@ -89,13 +89,13 @@ def test_the_best_iterate_is_returned_not_the_last():
     assert float(found.residual) == pytest.approx(min(visited), rel=1e-4)
 
 
-def test_damping_settles_what_plain_iteration_cannot():
+def test_damping_converges_where_plain_iteration_does_not():
     swinging = lambda z: -1.5 * z + 1  # noqa: E731
     assert not solve(swinging, torch.zeros(1, 1), solver="picard", max_nfe=50).converged.any()
     assert solve(swinging, torch.zeros(1, 1), solver="picard", damping=0.5, max_nfe=50).converged.all()
 
 
-def test_the_trajectory_holds_every_evaluation_of_every_row():
+def test_trajectory_has_every_evaluation_of_every_row():
     function = Contraction.random(rows=5, positions=2, features=4, strength=0.9)
     found = solve(function, function.zeros, keep_trajectory=True, tol=1e-6, max_nfe=30)
     counts = torch.zeros(5, dtype=torch.long)
@@ -152,7 +152,7 @@ def test_rows_of_similar_length_are_solved_together():
     assert len(_length_groups(torch.cos, torch.arange(64), torch.zeros(64, 60, 2), mask)) == 1
 
 
-def test_masked_positions_may_hold_anything():
+def test_initial_values_at_masked_positions_have_no_effect():
     mask = torch.tensor([[True, True, False]])
     function = lambda z: torch.where(mask[:, :, None], 0.5 * z + 1, float("nan"))  # noqa: E731
     initial = torch.tensor([[[0.0], [0.0], [float("nan")]]])
@@ -173,7 +173,7 @@ def evaluations(function, initial, **options) -> tuple[list[torch.Tensor], Fixed
 
 
 @pytest.mark.parametrize("beyond", [float("nan"), -1.0])
-def test_a_bad_step_is_taken_back_and_the_next_one_is_shorter(beyond):
+def test_failed_step_is_undone_and_the_next_one_is_shorter(beyond):
     """Plain iteration goes from 1 to 1.5, where f is NaN or the residual far larger; the row returns and goes half."""
     function = lambda z: torch.where(z > 1.4, beyond * z, 1.5 * z if z < 1.1 else z + 0.1)  # noqa: E731
     visited, found = evaluations(function, torch.ones(1, 1), solver="picard", max_nfe=4, tol=1e-9)
@@ -182,7 +182,7 @@ def test_a_bad_step_is_taken_back_and_the_next_one_is_shorter(beyond):
 
 
 @pytest.mark.parametrize("solver", ["anderson", "broyden"])
-def test_a_row_that_failed_forgets_its_history_and_others_do_not(solver):
+def test_failed_step_resets_history_of_its_row_only(solver):
     history = History.empty(torch.zeros(2, 1, 3), memory=2)
     first = _Iterate(torch.zeros(2, 1, 3), torch.ones(2, 1, 3), torch.ones(2, 1, 3), [1.0, 1.0])
     second = _Iterate(torch.ones(2, 1, 3), torch.full((2, 1, 3), 1.5), torch.full((2, 1, 3), 0.5), [1.0, 1.0])
@@ -193,7 +193,7 @@ def test_a_row_that_failed_forgets_its_history_and_others_do_not(solver):
     assert weights[1].abs().sum() > 0.1
 
 
-def test_the_ridge_and_the_step_react_to_failures():
+def test_failures_increase_the_ridge_and_shorten_the_step():
     state = torch.zeros(4, 1, 2)
     history = History.empty(state, memory=1)
     before = _Iterate(state, state + 1, torch.ones(4, 1, 2), [1.0] * 4)
@@ -251,7 +251,7 @@ def test_anderson_solves_its_least_squares_problem(rows, steps):
         torch.testing.assert_close(weights[row], least_squares(path, row), rtol=1e-8, atol=1e-8)
 
 
-def test_rows_that_left_or_failed_do_not_change_the_weights_of_others():
+def test_converged_or_failed_rows_do_not_change_the_weights_of_others():
     history, path = random_history(rows=5, steps=6, step=1.0)
     history.reset([3])
     kept = history.select(torch.tensor([0, 1, 4, 3]))  # row 2 has left and row 4 taken its place
@@ -261,7 +261,7 @@ def test_rows_that_left_or_failed_do_not_change_the_weights_of_others():
     assert weights[3].tolist() == [0.0] * 4
 
 
-def test_a_row_is_eliminated_the_same_to_the_last_bit_alone_and_in_company():
+def test_elimination_is_bitwise_independent_of_batch():
     vectors = torch.randn(6, 5, 7)
     vectors[2, 3] = 0  # a forgotten slot
     products = (vectors @ vectors.mT).double()
@@ -302,7 +302,7 @@ def test_rows_from_the_end_fill_the_gaps(halted):
     assert all(row == place for place, row in enumerate(order) if not gone[place])
 
 
-def test_what_a_function_says_at_masked_positions_is_seen_by_nobody():
+def test_values_at_masked_positions_have_no_effect():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     function = lambda z: torch.where(mask[:, :, None], 0.5 * z + 1, float("nan"))  # noqa: E731
     seen = []

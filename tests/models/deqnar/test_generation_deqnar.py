@@ -37,7 +37,7 @@ def reranker(vocabulary: int = VOCABULARY, **fields) -> MarianMTModel:
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_tensors_by_default_and_figures_on_request(refinement, length):
+def test_generate_returns_tensors_by_default_and_figures_on_request(refinement, length):
     model, tokens = small_model(torch.float32, refinement=refinement, length=length), padded(random_sentences(5))
     plain = model.generate(input_ids=tokens)
     assert isinstance(plain, torch.Tensor)
@@ -52,7 +52,7 @@ def test_tensors_by_default_and_figures_on_request(refinement, length):
     assert not {MASK, BLANK} & set(plain.flatten().tolist())
 
 
-def test_a_length_predicting_model_reads_the_arg_max_of_its_equilibrium():
+def test_tokens_are_the_arg_max_at_the_equilibrium():
     model, tokens = small_model(), padded(random_sentences(4))
     with torch.no_grad():
         logits = model(input_ids=tokens).logits
@@ -78,7 +78,7 @@ def test_empty_tokens_are_not_part_of_the_text():
     assert [len(drafts[-1].tokens) for drafts in out.trajectory] == words.tolist()
 
 
-def test_length_beams_pick_the_canvas_with_the_best_mean_log_probability():
+def test_length_beams_select_the_canvas_with_the_best_mean_log_probability():
     model, tokens = small_model(), padded(random_sentences(4, shortest=4))
     out = model.generate(input_ids=tokens, length_beams=4, num_return_sequences=4, return_dict_in_generate=True)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def transcribed_rule(scores: list[float], tokens: list[int], masks: int) -> list
 
 
 @pytest.mark.parametrize("passes", [2, 3, 10])
-def test_the_weakest_tokens_are_masked_by_the_linear_rule(passes):
+def test_number_of_masked_tokens_decreases_linearly(passes):
     lengths = [1, 5, 8]
     tokens, scores = torch.randint(6, 50, (3, 8)), torch.randn(3, 8)
     mask = torch.arange(8) < torch.tensor(lengths)[:, None]
@@ -114,7 +114,7 @@ def test_the_weakest_tokens_are_masked_by_the_linear_rule(passes):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_refinement_passes_follow_mask_predict_step_by_step(length):
+def test_refinement_passes_agree_with_mask_predict(length):
     """`generate` with three passes against the algorithm written out with plain forward calls."""
     model = small_model(length=length, tol=1e-9, max_nfe=60)
     tokens = padded(random_sentences(1, shortest=7, longest=7))
@@ -141,7 +141,7 @@ def test_refinement_passes_follow_mask_predict_step_by_step(length):
         assert out.sequences[0].tolist() == [token for token in merged if token != BLANK]
 
 
-def test_a_beam_does_not_lose_what_earlier_passes_have_kept(monkeypatch):
+def test_beam_keeps_tokens_fixed_by_earlier_passes(monkeypatch):
     """In the last pass the beam search is left one token, with its score, wherever the canvas was not masked."""
     model, tokens, canvases, searched = small_model(length="ctc"), padded(random_sentences(3, shortest=7)), [], []
     bind, search = type(model.model).bind, type(model)._search_beams
@@ -168,7 +168,7 @@ def test_a_beam_does_not_lose_what_earlier_passes_have_kept(monkeypatch):
     assert first.shape[0] == twice.shape[0] == 3
 
 
-def test_texts_that_differ_in_their_end_alone_are_one_in_an_nbest_list(monkeypatch):
+def test_texts_that_differ_only_in_end_tokens_are_duplicates(monkeypatch):
     model = small_model(length="ctc")
     texts = torch.tensor([[[9, 8, END], [9, 8, PAD], [9, 7, PAD]]])
     # Scores are divided by lengths; the better of two equal texts stays, wherever it stands.
@@ -182,7 +182,7 @@ def test_texts_that_differ_in_their_end_alone_are_one_in_an_nbest_list(monkeypat
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_sampled_input_is_what_the_predictor_says_and_stays_on_the_canvas(refinement, length, monkeypatch):
+def test_sampled_tokens_follow_the_predictor_and_stay_on_the_canvas(refinement, length, monkeypatch):
     """`generate` against plain forward calls on the canvases it saw: nothing revealed, then arg-max tokens."""
     tokens, canvases = padded(random_sentences(3, shortest=7)), []
     model = with_input_predictor(tokens, refinement=refinement, length=length, tol=1e-9, max_nfe=60)
@@ -212,7 +212,7 @@ def test_a_sampled_input_is_what_the_predictor_says_and_stays_on_the_canvas(refi
         assert out.sequences[row][out.sequences[row] != PAD].tolist() == text
 
 
-def test_positions_are_revealed_as_often_as_the_predictor_says(monkeypatch):
+def test_positions_are_revealed_with_the_predicted_probability(monkeypatch):
     tokens, canvases = padded(random_sentences(4, shortest=6)), []
     model = with_input_predictor(tokens, max_nfe=4)
     original = model.model.bind
@@ -233,7 +233,7 @@ def test_positions_are_revealed_as_often_as_the_predictor_says(monkeypatch):
     assert (shares - chances).mean().abs() < 0.02
 
 
-def test_a_predictor_that_masks_everything_changes_nothing_but_the_cost():
+def test_predictor_that_masks_everything_changes_only_nfe():
     model, tokens = small_model(input_predictor=True), padded(random_sentences(3))
     model.model.input_head.bias.data.fill_(100.0)
     plain = model.generate(input_ids=tokens, length_beams=3, return_dict_in_generate=True)
@@ -242,7 +242,7 @@ def test_a_predictor_that_masks_everything_changes_nothing_but_the_cost():
     assert torch.equal(2 * plain.nfe, sampled.nfe)
 
 
-def test_input_sampling_is_refused_where_it_has_no_meaning():
+def test_input_sampling_is_refused_for_unsupported_options():
     tokens = padded(random_sentences(2))
     for model, options, message in [
         (small_model(), {}, "input_sampling=True needs an input predictor, which this model has not; give it one with"),
@@ -280,7 +280,7 @@ def test_deduplication_merges_equal_neighbours():
     assert merged.shape[1] < plain.shape[1]
 
 
-def test_a_ctc_beam_is_at_least_as_likely_as_the_best_path():
+def test_ctc_beam_is_at_least_as_likely_as_the_best_path():
     model, tokens = small_model(length="ctc"), padded(random_sentences(4, shortest=3))
     out = model.generate(input_ids=tokens, ctc_beam_size=6, num_return_sequences=6, return_dict_in_generate=True)
     assert out.sequences.shape[0] == 24
@@ -292,7 +292,7 @@ def test_a_ctc_beam_is_at_least_as_likely_as_the_best_path():
         assert scores == sorted(scores, reverse=True)
 
 
-def test_a_reranker_picks_what_it_likes_best():
+def test_reranker_selects_candidate_with_highest_score():
     model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3, shortest=3))
     out = model.generate(
         input_ids=tokens, length_beams=4, num_return_sequences=4, reranker=judge, return_dict_in_generate=True
@@ -309,14 +309,14 @@ def test_a_reranker_picks_what_it_likes_best():
         assert scores == sorted(scores, reverse=True)
 
 
-def test_a_reranker_can_be_named(tmp_path):
+def test_reranker_can_be_given_by_name(tmp_path):
     model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3))
     judge.save_pretrained(tmp_path)
     named = model.generate(input_ids=tokens, length_beams=3, reranker=str(tmp_path))
     assert torch.equal(named, model.generate(input_ids=tokens, length_beams=3, reranker=judge))
 
 
-def test_a_row_stops_when_its_tokens_are_stable():
+def test_row_stops_when_its_tokens_are_stable():
     model, tokens = small_model(tol=1e-12, max_nfe=60), padded(random_sentences(6))
     whole = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
     stopped = model.generate(
@@ -335,7 +335,7 @@ def test_a_row_stops_when_its_tokens_are_stable():
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_the_trajectory_ends_in_the_answer(refinement, length, passes):
+def test_trajectory_ends_with_the_output(refinement, length, passes):
     model = small_model(refinement=refinement, length=length, max_nfe=60)
     tokens = padded(random_sentences(4))
     options = {"return_dict_in_generate": True, "output_trajectory": True, "refinement_passes": passes}
@@ -375,7 +375,7 @@ def test_options_are_saved_with_the_model_and_restored(tmp_path):
     assert plain.generation_config.max_length == 20
 
 
-def test_saved_options_that_cannot_be_read_are_an_error_and_missing_ones_are_not(tmp_path):
+def test_unreadable_saved_options_are_an_error_and_missing_ones_are_not(tmp_path):
     small_model(torch.float32).save_pretrained(tmp_path)
     file = tmp_path / "generation_config.json"
     file.write_text("{oops", encoding="utf-8")
@@ -412,7 +412,7 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
         ({"stop_on_stable_tokens": 0}, "stop_on_stable_tokens must be unset or an integer of at least 1"),
     ],
 )
-def test_a_wrong_option_is_refused_by_name(options, message):
+def test_invalid_option_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         small_model().generate(input_ids=padded(random_sentences(2)), **options)
 
@@ -510,7 +510,7 @@ def test_a_trainer_with_its_own_generation_config_predicts(tmp_path):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_an_answer_of_nothing_is_still_a_row(length):
+def test_empty_output_has_one_column(length):
     model, tokens = small_model(torch.float32, length=length), padded(random_sentences(2))
     says = torch.nn.functional.one_hot(torch.tensor(BLANK), VOCABULARY).float()
     model.lm_head.forward = lambda hidden: says.expand(*hidden.shape[:2], VOCABULARY).clone()
@@ -520,7 +520,7 @@ def test_an_answer_of_nothing_is_still_a_row(length):
     assert model.generate(input_ids=tokens, reranker=reranker()).tolist() == [[PAD], [PAD]]
 
 
-def test_nbest_lists_hold_no_text_twice_before_all_others():
+def test_nbest_lists_have_duplicates_only_after_all_other_texts():
     model = small_model(length="ctc")
     options = {"ctc_beam_size": 6, "num_return_sequences": 6, "max_length": 2, "return_dict_in_generate": True}
     out = model.generate(input_ids=padded(random_sentences(1, shortest=5)), **options)
@@ -537,7 +537,7 @@ def test_a_text_too_long_for_the_reranker_is_refused():
         model.generate(input_ids=tokens, length_beams=2, reranker=reranker())
 
 
-def test_what_the_trainer_passes_is_accepted():
+def test_arguments_of_the_trainer_are_accepted():
     model, tokens = small_model(), padded(random_sentences(2))
     assert torch.equal(
         model.generate(input_ids=tokens, labels=tokens, synced_gpus=False), model.generate(input_ids=tokens)
@@ -563,7 +563,7 @@ class Watching(TextStreamer):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_drafts_reach_any_streamer_that_wants_them(length):
+def test_drafts_are_passed_to_streamers_with_put_draft(length):
     model, tokens = small_model(length=length), padded(random_sentences(1, shortest=6))
     streamer = Watching()
     out = model.generate(input_ids=tokens, streamer=streamer, return_dict_in_generate=True)
@@ -574,7 +574,7 @@ def test_drafts_reach_any_streamer_that_wants_them(length):
         model.generate(input_ids=padded(random_sentences(2)), streamer=streamer)
 
 
-def test_transformers_own_streamers_work(tokenizer, capsys):
+def test_streamers_of_transformers_are_supported(tokenizer, capsys):
     model = small_model(torch.float32, vocab_size=len(tokenizer))
     batch = tokenizer("A man is riding a horse.", return_tensors="pt")
     for streamer in (TextStreamer(tokenizer), TextDiffusionStreamer(tokenizer)):
@@ -582,7 +582,7 @@ def test_transformers_own_streamers_work(tokenizer, capsys):
         assert tokenizer.decode(sequences[0]).split()[-1] in capsys.readouterr().out
 
 
-def test_the_terminal_streamer_numbers_the_evaluations_that_changed_something(tokenizer):
+def test_terminal_streamer_numbers_the_evaluations_that_changed_the_draft(tokenizer):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -608,7 +608,7 @@ def test_nan_in_the_weights_is_an_error():
         model.generate(input_ids=torch.tensor([[7, 8]]))
 
 
-def test_a_translation_may_have_a_part_in_a_loss():
+def test_translation_can_be_used_in_a_loss():
     """It is made in inference mode, whose tensors autograd refuses; what is returned is a copy."""
     model = small_model()
     source = torch.tensor([[7, 8, 9, 10]])
@@ -624,7 +624,7 @@ def test_a_translation_may_have_a_part_in_a_loss():
 
 
 @pytest.mark.parametrize("length", ["ctc", "predict"])
-def test_the_translation_is_the_same_whether_scores_are_asked_for_or_not(length):
+def test_requesting_scores_does_not_change_the_translation(length):
     model = small_model(length=length)
     source = torch.tensor([[7, 8, 9, 10, 11], [12, 13, 1, 1, 1]])
     plain = model.generate(input_ids=source)
@@ -633,7 +633,7 @@ def test_the_translation_is_the_same_whether_scores_are_asked_for_or_not(length)
     assert scored.sequences_scores.isfinite().all()
 
 
-def test_a_score_is_the_log_probability_of_the_likeliest_token():
+def test_score_is_the_log_probability_of_the_most_likely_token():
     model = small_model()
     features = torch.randn(2, 5, model.config.d_model, dtype=model.dtype)
     with torch.no_grad():

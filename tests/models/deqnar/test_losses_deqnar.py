@@ -56,7 +56,7 @@ def test_cross_entropy_in_chunks_is_cross_entropy(smoothing):
 
 
 @pytest.mark.usefixtures("chunk")
-def test_a_reading_is_the_log_softmax_at_the_rows_own_words():
+def test_own_log_probs_are_the_log_softmax_of_the_target_vocabulary():
     features, weight, mask, labels = problem()
     whole = (features @ weight.T).log_softmax(dim=-1)
     own = OwnWords.of(labels, BLANK)
@@ -66,7 +66,7 @@ def test_a_reading_is_the_log_softmax_at_the_rows_own_words():
     torch.testing.assert_close(reading.log_probs[mask], expected[mask].detach())
 
 
-def test_the_best_path_is_the_same_among_own_words():
+def test_best_path_is_the_same_in_the_target_vocabulary():
     features, weight, mask, labels = problem()
     lengths, canvas_lengths = (labels >= 0).sum(dim=1), mask.sum(dim=1)
     whole, score = viterbi_path((features @ weight.T).log_softmax(dim=-1), labels, canvas_lengths, lengths, BLANK)
@@ -77,7 +77,7 @@ def test_the_best_path_is_the_same_among_own_words():
     torch.testing.assert_close(own_score, score.detach())
 
 
-def test_nothing_to_predict_costs_nothing():
+def test_loss_is_zero_if_all_tokens_are_revealed():
     features, weight, _, _ = problem()
     loss = cross_entropy_total(features[:, :0].flatten(0, 1), weight, torch.zeros(0, dtype=torch.long))
     loss.backward()
@@ -86,7 +86,7 @@ def test_nothing_to_predict_costs_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses_are_made_in_float32_at_least(dtype):
+def test_losses_are_computed_in_at_least_float32(dtype):
     features, weight, mask, labels = problem(dtype)
     exact, _ = ctc_total(features.double(), mask, weight.double(), labels, BLANK)
     loss, _ = ctc_total(features, mask, weight, labels, BLANK)
@@ -96,7 +96,7 @@ def test_losses_are_made_in_float32_at_least(dtype):
     assert weight.grad.dtype == features.grad.dtype == dtype
 
 
-def test_only_the_gradients_that_are_asked_for_are_made():
+def test_only_requested_gradients_are_computed():
     features, weight, mask, labels = problem()
     loss, _ = ctc_total(features.detach(), mask, weight, labels, BLANK)
     loss.backward()

@@ -24,7 +24,7 @@ def words_of(shortlist: Shortlist, sentence: list[int]) -> set[int]:
     return listed | set(shortlist.common.tolist()) | set(shortlist.never)
 
 
-def test_the_words_of_a_batch_are_those_of_each_row():
+def test_shortlist_of_a_batch_is_the_union_of_its_rows():
     shortlist = listed_model().model.shortlist
     sentences = random_sentences(5, seed=3)
     tokens = padded(sentences, extra=2)
@@ -39,7 +39,7 @@ def test_the_words_of_a_batch_are_those_of_each_row():
 
 @pytest.mark.parametrize("length", ["ctc", "predict"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_list_of_all_tokens_changes_nothing(refinement, length):
+def test_shortlist_of_all_tokens_has_no_effect(refinement, length):
     model = listed_model(size=VOCABULARY, common=VOCABULARY, refinement=refinement, length=length)
     tokens = padded(random_sentences(4, seed=3))
     for options in ({}, {"refinement_passes": 2}, {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}):
@@ -54,7 +54,7 @@ def test_a_list_of_all_tokens_changes_nothing(refinement, length):
 
 @pytest.mark.parametrize("length", ["ctc", "predict"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_translation_does_not_depend_on_its_batch_and_is_made_of_its_words(refinement, length):
+def test_translation_does_not_depend_on_batch_and_uses_its_shortlist(refinement, length):
     model = listed_model(refinement=refinement, length=length)
     sentences = random_sentences(6, seed=3)
     options = {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}
@@ -69,7 +69,7 @@ def test_a_translation_does_not_depend_on_its_batch_and_is_made_of_its_words(ref
             assert set(said) <= words_of(model.model.shortlist, sentence)
 
 
-def test_scores_are_those_of_a_vocabulary_without_the_others():
+def test_scores_are_normalised_over_the_shortlist():
     model = listed_model(refinement="implicit", length="ctc")
     tokens = padded(random_sentences(3, seed=4))
     words = model.model.shortlist(tokens, tokens != PAD)
@@ -88,7 +88,7 @@ def test_scores_are_those_of_a_vocabulary_without_the_others():
     torch.testing.assert_close(scores, expected.amax(dim=-1))
 
 
-def test_what_is_never_written_can_be_thought_of_but_not_said():
+def test_special_tokens_are_never_generated():
     """A transition was trained on the whole vocabulary, and may say <mask> to itself."""
     model = listed_model(refinement="implicit", length="ctc")
     never = never_written(model.config)
@@ -107,7 +107,7 @@ def test_rows_are_selected():
     assert logits[:, 0].tolist() == [[float("-inf"), 0], [0, float("-inf")]]
 
 
-def test_it_is_saved_with_the_model_and_kept_by_its_equilibrium(tmp_path):
+def test_shortlist_is_saved_and_used_by_the_transition(tmp_path):
     model = listed_model(dtype=torch.float32, refinement="stacked", length="ctc")
     model.save_pretrained(tmp_path)
     loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
@@ -119,7 +119,7 @@ def test_it_is_saved_with_the_model_and_kept_by_its_equilibrium(tmp_path):
 
 
 @pytest.mark.parametrize("size", [VOCABULARY + 3, VOCABULARY])
-def test_new_tokens_are_on_every_list(size, tmp_path):
+def test_new_tokens_are_on_every_shortlist(size, tmp_path):
     model = listed_model(dtype=torch.float32, length="ctc")
     known, before = padded(random_sentences(4, seed=3)), words_of(model.model.shortlist, [8, 9])
     model.resize_token_embeddings(size)
@@ -133,7 +133,7 @@ def test_new_tokens_are_on_every_list(size, tmp_path):
     assert model.config.vocab_size == size
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_shortlist_options_are_refused():
     tokens = torch.tensor([[8, 9]])
     with pytest.raises(ValueError, match="shortlist=True, but this model has none"):
         small_model().generate(tokens, shortlist=True)
