@@ -15,7 +15,7 @@ import hf_deqnar
 
 PRETRAINED = Path(hf_deqnar.PRETRAINED)
 
-# What a German would accept; the model must say one of them.
+# Acceptable translations; the model must produce one of them.
 CORRECT = {
     "Where is the train station?": {"Wo ist der Bahnhof?"},
     "I would like a cup of coffee.": {
@@ -65,8 +65,8 @@ def test_bundled_model_translates_english_to_german(translate):
 
 def test_translation_does_not_depend_on_batch(translate):
     sentences = [*CORRECT, "Hello!", "I can't believe that you have never been to Boston before, Tom."]
-    together = texts(translate(sentences, batch_size=len(sentences)))
-    assert together == texts(translate(sentences, batch_size=1))
+    batched = texts(translate(sentences, batch_size=len(sentences)))
+    assert batched == texts(translate(sentences, batch_size=1))
 
 
 def test_command_line_uses_bundled_model_and_prints_drafts():
@@ -79,7 +79,7 @@ def test_command_line_uses_bundled_model_and_prints_drafts():
         assert text in CORRECT[sentence]
 
 
-def test_bundled_model_is_small_and_links_to_the_code_of_the_package():
+def test_bundled_model_is_small_and_has_the_code_of_the_package():
     assert sum(file.stat().st_size for file in PRETRAINED.glob("*.safetensors")) <= 20e6
     assert {file.suffix for file in PRETRAINED.iterdir()} == {".json", ".safetensors", ".md", ".py"}
     code = {file.name: file.read_bytes() for file in (PRETRAINED.parent / "models/deqnar").glob("*_deqnar.py")}

@@ -58,7 +58,7 @@ def test_a_run_reports_its_improvement_and_is_resumed(run, tmp_path, settings, t
     assert main([*map(str, flags)]) == 0
     assert f"{output} holds the finished run; nothing is left to train." in capsys.readouterr().err
     again = json.loads((tmp_path / "figures.json").read_text())
-    for name, found in figures.items():  # in another process sums may differ in the last bit
+    for name, found in figures.items():  # floating-point sums may differ between processes
         assert again[name] == pytest.approx(found, rel=1e-6)
     assert main([*map(str, flags), "--target_operator", "SX"]) == 2
     assert "holds a run with target_operator=ST, but now it is SX" in capsys.readouterr().err
@@ -167,6 +167,6 @@ def test_the_recurrent_pair_is_trained_from_the_texts(tmp_path, capsys):
     assert kinds["student"]["architecture"] == "bilstm"
     assert kinds["teacher"]["model_type"] == "deqnar_recurrent"
     assert main([str(part) for part in ["energy", "--student", "bilstm", "--teacher", tmp_path, *flags[5:]]]) == 2
-    assert "The recurrent pair is made together" in capsys.readouterr().err
+    assert "The recurrent models are trained together" in capsys.readouterr().err
     assert main([str(part) for part in [*flags, "--optimizer", "muon"]]) == 2
-    assert "optimizer=muon is for layers made of matrices, not for LSTMs" in capsys.readouterr().err
+    assert "optimizer=muon does not support LSTMs" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_a_byte_order_mark_is_not_translated(run, saved, expected):
 
 
 def test_a_model_that_returns_two_sequences_prints_one_a_line(run, saved, tmp_path):
-    """The output has one line per input line, whatever the saved options of the model."""
+    """The output has one line per input line, for any saved options of the model."""
     model = DeqNarForConditionalGeneration.from_pretrained(saved["ctc"])
     model.generation_config.update(ctc_beam_size=4, num_return_sequences=2)
     shutil.copytree(saved["ctc"], tmp_path / "two")
@@ -194,8 +194,8 @@ def test_the_bundled_model_is_the_default(saved, expected, monkeypatch, capsys, 
     assert [record["translation_text"] for record in records] == expected
     monkeypatch.setattr(hf_deqnar, "PRETRAINED", str(tmp_path / "absent"))
     assert main(["translate", "hello"]) == 2
-    said = "hf-deqnar translate: This installation has no bundled model; name a model with --model.\n"
-    assert capsys.readouterr().err == said
+    output = "hf-deqnar translate: This installation has no bundled model; name a model with --model.\n"
+    assert capsys.readouterr().err == output
 
 
 def test_translations_are_printed_while_the_input_is_open(saved, expected):

@@ -48,7 +48,7 @@ def set_mask(chosen: tuple[int, ...], size: int) -> torch.Tensor:
     "weights",
     [
         [0.3, 0.9, 0.1, 0.5, 0.7],
-        [1e-9, 1.0, 1e-4, 0.5, 1e-9],  # a confident model: some tokens have hardly any probability
+        [1e-9, 1.0, 1e-4, 0.5, 1e-9],  # a confident model: some tokens have very low probability
         [1e-12, 1e-12, 1e-12, 1.0, 1.0],
         [1.0, 1.0, 1.0, 1.0, 1.0],
     ],

@@ -26,7 +26,7 @@ def test_each_precision_is_a_complete_folder(exported):
         assert tol == (INT8_TOL if precision == "int8" else None)
     assert not (folder.parent / "unfinished").exists()
     assert model.config.tol < INT8_TOL
-    assert model.generation_config.tol is None  # the model itself is as it was
+    assert model.generation_config.tol is None  # the model itself is not changed
     assert model.config._attn_implementation != "eager"
 
 
@@ -42,7 +42,7 @@ def test_keys_and_values_are_inputs_of_the_transition_and_only_weights_are_quant
     assert cell.opset_import[0].version == graphs.OPSET
     products = [node.op_type for node in cell.graph.node].count("MatMul")
     quantised = [node.op_type for node in onnx.load(folders["int8"] / "transition.onnx").graph.node]
-    computed = 5 if words else 4  # q·k and p·v, of both attentions; and the words' embeddings are picked
+    computed = 5 if words else 4  # q·k and p·v of both attentions, and the gathered embeddings of the shortlist
     assert quantised.count("MatMul") == computed
     assert quantised.count("MatMulInteger") == products - computed
     assert (folders["fp32"] / "feedback.onnx").exists() == (kind == "explicit")
@@ -66,8 +66,8 @@ def test_int8_weights_have_seven_bits_unless_eight_are_requested(exported, tmp_p
         largest[eight_bits] = abs(onnx.numpy_helper.to_array(weight).astype(int)).max()
     assert 64 < largest[True] <= 128
     assert largest[False] <= 64
-    ours = onnx.load(folders["int8"] / "head.onnx").graph.initializer
-    (weight,) = (one for one in ours if one.data_type == 3 and one.dims[1:])
+    initializers = onnx.load(folders["int8"] / "head.onnx").graph.initializer
+    (weight,) = (one for one in initializers if one.data_type == 3 and one.dims[1:])
     assert abs(onnx.numpy_helper.to_array(weight).astype(int)).max() == largest[False]
 
 

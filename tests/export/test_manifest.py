@@ -32,7 +32,7 @@ def test_folder_without_manifest_is_refused_with_the_name_of_its_exports(folder,
     assert not is_export(tmp_path)
     with pytest.raises(FileNotFoundError, match="is not an ONNX export.*name .*fp32"):
         read_manifest(tmp_path)
-    with pytest.raises(FileNotFoundError, match="make one with hf-deqnar export"):
+    with pytest.raises(FileNotFoundError, match="create one with hf-deqnar export"):
         read_manifest(tmp_path / "nothing")
 
 
@@ -40,7 +40,7 @@ def test_every_changed_or_missing_file_is_named(folder, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     (broken / "head.onnx").write_bytes(b"some grapH")
-    with pytest.raises(ValueError, match="head.onnx is not the file that was exported"):
+    with pytest.raises(ValueError, match="head.onnx differs from the exported file"):
         read_manifest(broken)
     (broken / "head.onnx").unlink()
     with pytest.raises(FileNotFoundError, match="incomplete: head.onnx is missing"):

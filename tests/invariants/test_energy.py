@@ -1,4 +1,4 @@
-"""Law 7: with one-hot inputs the energy is the teacher's negative log-likelihood; operators are those of table 1."""
+"""Invariant 7: the energy of one-hot inputs is the negative log-likelihood; operators are those of table 1."""
 
 import math
 
@@ -63,12 +63,12 @@ def test_energy_of_one_hot_inputs_is_the_negative_log_likelihood(kind):
         ]
     assert torch.allclose(by_distribution, torch.stack(likelihoods), rtol=1e-12)
     assert torch.allclose(by_token, torch.stack(likelihoods), rtol=1e-12)
-    assert by_token.std() > 1  # sentences of different likelihood, or the test would say little
+    assert by_token.std() > 1  # sentences of different likelihood, for a meaningful test
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_soft_tokens_are_embedded_as_mixtures(kind):
-    """Independently of our reader: the embeddings are mixed by a hook inside the teacher's own lookup."""
+    """Independently of `reader_of`: a hook in the embedding of the teacher mixes the embeddings."""
     teacher, batch = small_teacher(kind).double(), batch_of()
     mask, first, second = batch["labels"] >= 0, batch["labels"].clamp_min(0), batch["labels"].clamp_min(0).flip(1)
     share = 0.3
@@ -117,10 +117,10 @@ def test_forbid_early_end_changes_only_inner_end_tokens():
     with torch.no_grad():
         assert torch.equal(energy(strict, tokens, tokens, mask), energy(read, tokens, tokens, mask))
         ended = torch.full_like(tokens, END)
-        said = read(ended, mask)
+        output = read(ended, mask)
         lengths = mask.sum(dim=1)
         for row, length in enumerate(lengths.tolist()):
-            early = -said[row, : length - 1].amin(dim=-1).sum() - said[row, length - 1, END]
+            early = -output[row, : length - 1].amin(dim=-1).sum() - output[row, length - 1, END]
             assert torch.isclose(energy(strict, ended, ended, mask)[row], early)
         by_distribution = functional.one_hot(ended, VOCABULARY).double()
         found = energy(strict, ended, by_distribution, mask)
@@ -150,9 +150,9 @@ def test_energy_does_not_depend_on_batch(refinement):
         terms = objective.terms(student, read, batch)
         return torch.stack([terms[name].total for name in ("energy", "discrete_energy", "length")])
 
-    alone = sum(totals(batch_of([row])) for row in range(4))
-    assert torch.allclose(totals(batch_of(extra=3)), alone, rtol=1e-9)
-    assert torch.allclose(totals(batch_of([2, 0, 3, 1])), alone, rtol=1e-9)
+    single = sum(totals(batch_of([row])) for row in range(4))
+    assert torch.allclose(totals(batch_of(extra=3)), single, rtol=1e-9)
+    assert torch.allclose(totals(batch_of([2, 0, 3, 1])), single, rtol=1e-9)
 
 
 def test_padding_does_not_affect_the_energy_or_its_gradient():
@@ -200,7 +200,7 @@ def test_teacher_is_restored_and_has_no_dropout(kind):
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_discrete_energy_is_that_of_the_predicted_tokens(refinement):
-    """Even where it would like best to write <pad>, <mask> or <s>, which are never part of a text."""
+    """Also if the most likely token is <pad>, <mask> or <s>, which are never generated."""
     student, teacher, batch = small_model(refinement=refinement), small_teacher().double(), batch_of()
     never = [student.config.pad_token_id, student.config.mask_token_id, student.config.bos_token_id]
     bonus = torch.zeros(VOCABULARY, dtype=torch.float64).index_fill(0, torch.tensor(never), 100.0)
@@ -293,4 +293,4 @@ def test_gradient_of_every_pair_of_operators_follows_the_chain_rule(fed, compare
     assert torch.allclose(found, expected, atol=1e-10)
     assert (outer[0][:, :-1][mask[:, 1:]].abs().sum(dim=-1) > 0).all()  # the teacher's inputs matter
     last = mask.sum(dim=1) - 1
-    assert (outer[0][torch.arange(4), last] == 0).all()  # but nothing follows the last token
+    assert (outer[0][torch.arange(4), last] == 0).all()  # the last token is no decoder input

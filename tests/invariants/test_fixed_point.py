@@ -1,4 +1,4 @@
-"""A row called converged has a residual under tol when f is evaluated once more by hand; one that is not says so."""
+"""A converged row has a residual below tol when f is evaluated again; other rows are marked as unconverged."""
 
 import pytest
 import torch

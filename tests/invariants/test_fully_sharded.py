@@ -1,4 +1,4 @@
-"""A model sharded by `fully_shard` trains and translates as a whole one does. Real gloo processes, in float64."""
+"""A model sharded by `fully_shard` trains and translates like an unsharded one. Real gloo processes, in float64."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Save and load changes nothing, with the package and, in a process without it, with trust_remote_code."""
+"""Saving and loading does not change a model, with the package and, in a process without it, with trust_remote_code."""
 
 import json
 import os
@@ -39,8 +39,8 @@ def test_save_and_load_does_not_change_outputs(tmp_path, refinement, weight_norm
     tokens = padded(random_sentences(4))
     with torch.no_grad():
         before, as_it_lies = model(input_ids=tokens), loaded.eval()(input_ids=tokens)
-        # A file's weights lie in memory as in the file, and on some processors the last bit of a product depends on
-        # where its factors lie. Copies lie as those of any model do, and must give the same to that last bit.
+        # Loaded weights have the memory alignment of the file, and on some processors the rounding of a product depends on
+        # the alignment of its factors. Copies have the default alignment, and must give bitwise equal results.
         for tensor in (*loaded.parameters(), *loaded.buffers()):
             tensor.data = tensor.data.clone()
         after = loaded(input_ids=tokens)
@@ -86,7 +86,7 @@ def test_process_without_the_package_computes_the_same_outputs(tmp_path):
 
 
 def test_a_model_loaded_as_remote_code_can_be_saved_and_loaded_again(tmp_path):
-    """Fine-tune somebody's repository without the package, push it: the copy still carries its code."""
+    """A repository that was fine-tuned and pushed without the package still contains its code."""
     small_model().save_pretrained(tmp_path / "first")
     script = (
         "import sys; sys.modules['hf_deqnar'] = None\n"

@@ -67,7 +67,7 @@ def test_fitting_lowers_the_loss_on_unseen_sentences_and_changes_no_other_weight
 
 
 def test_fit_is_the_best_constant_for_uninformative_features():
-    """Features that are all alike leave the bias alone to be learned: the log-odds of the share that is masked."""
+    """With constant features only the bias is fitted: the log-odds of the masked share."""
     model, objective = small_model(), parse_objective("cmlm_fixed")
     torch.nn.init.zeros_(model.model.transition.layers[-1].norms[-1].weight)
     data = batches(3, seed=0)
@@ -82,7 +82,7 @@ def test_fit_is_the_best_constant_for_uninformative_features():
 @pytest.mark.parametrize(("name", "length"), [("cmlm", "predict"), ("axe+glat", "predict"), ("ctc+glat", "ctc")])
 @pytest.mark.parametrize("other", [False, True])
 def test_negative_log_probability_is_a_sum_over_positions(name, length, other):
-    """Against the definition in appendix E.6, with plain forward passes over one sentence at a time."""
+    """Compared with the definition in appendix E.6, with plain forward passes over one sentence at a time."""
     exact = {"length": length, "tol": 1e-10, "max_nfe": 60}
     model, data = small_model(**exact, input_predictor=True), batch()
     model.model.input_head.weight.data.normal_(std=0.5)
@@ -96,9 +96,9 @@ def test_negative_log_probability_is_a_sum_over_positions(name, length, other):
         for row, length in enumerate(proxy.canvas.lengths.tolist()):
             source = data["input_ids"][row][data["input_ids"][row] != PAD][None]
             canvas = torch.full((1, length), MASK)
-            ours = model(input_ids=source, decoder_input_ids=canvas)
+            outputs = model(input_ids=source, decoder_input_ids=canvas)
             tokens = (vanilla or model)(input_ids=source, decoder_input_ids=canvas).logits[0].softmax(dim=-1)
-            is_masked = model.model.input_head(ours.last_hidden_state)[0].sigmoid()
+            is_masked = model.model.input_head(outputs.last_hidden_state)[0].sigmoid()
             for position, token in enumerate(proxy.canvas.tokens[row, :length].tolist()):
                 if token == MASK:
                     chance = is_masked[position]

@@ -29,8 +29,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def clean_environment() -> dict[str, str]:
-    ours = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    variables = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    return {name: value for name, value in os.environ.items() if not name.startswith(variables)}
 
 
 def page_faults(how: str) -> int:

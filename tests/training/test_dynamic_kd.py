@@ -1,4 +1,4 @@
-"""Dynamic KD through the whole path of the data: file, candidates, batches, choice, step."""
+"""Dynamic KD from file to training step: candidates, batches, choice and step."""
 
 import json
 
@@ -31,7 +31,7 @@ def file(tmp_path):
 
 
 def own_loss(model, source: torch.Tensor, target: list[int]) -> float:
-    """−log P(T | X) per token, by the model's own forward pass over one sentence."""
+    """−log P(T | X) per token, by a forward pass over one sentence."""
     labels = torch.tensor([target])
     with torch.no_grad():
         out = model(input_ids=source[None], labels=labels)

@@ -1,4 +1,4 @@
-"""Learning from an energy; what an energy is, is a law of its own (tests/laws/test_energy_law.py)."""
+"""Energy training. The energy itself is tested in tests/invariants/test_energy.py."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from ..teachers import MAKERS, small_teacher
 
 
 def trained_teacher(trainer, steps: int = 120):
-    """A teacher that knows the six sentences."""
+    """A teacher trained on the six sentences."""
     teacher = small_teacher(vocabulary=trainer.model.config.vocab_size, init_std=0.1, d_model=32, dropout=0.0).train()
     optimiser = torch.optim.Adam(teacher.parameters(), lr=5e-3)
     batch = collate([trainer.train_dataset[number] for number in range(6)], PAD)
@@ -78,7 +78,7 @@ def test_energy_training_does_not_change_the_teacher(make_energy_trainer, tokeni
 
 
 def test_energy_of_a_pretrained_student_decreases(make_trainer, make_energy_trainer):
-    """As in the paper: a CMLM first, then the energy, of which the lowest is kept. No reference is shown."""
+    """As in the paper: a CMLM first, then energy training; the weights with the lowest energy are used."""
     model = {"refinement": "stacked", "d_model": 64, "dropout": 0.0}
     options = {"max_tokens": 400, "learning_rate": 2e-3, "eval_strategy": "steps", "eval_steps": 20}
     start = {**options, "max_steps": 120, "learning_rate": 5e-3, "warmup_steps": 20, "label_smoothing_factor": 0.0}
@@ -153,7 +153,7 @@ def test_greater_is_better_follows_from_the_metric(tmp_path):
 
 
 def misled_teacher(vocabulary):
-    """M2M100 gives padding no position, so a start token that is the padding token is read otherwise as embedding."""
+    """M2M100 gives padding no position, so a start token equal to the padding token differs from its embedding."""
     return small_teacher("m2m100", vocabulary, decoder_start_token_id=PAD)
 
 
@@ -175,8 +175,8 @@ def silent_teacher(vocabulary):
             "DeqNarForConditionalGeneration, takes no decoder_inputs",
         ),
         (lambda size: small_teacher("bart", size + 3), r"The teacher has \d+ tokens but the model has \d+"),
-        (misled_teacher, "M2M100ForConditionalGeneration, does not say the same when it is fed embeddings"),
-        (silent_teacher, "MarianMTModel, gives some tokens no probability at all"),
+        (misled_teacher, "M2M100ForConditionalGeneration, computes different log-probabilities from embeddings"),
+        (silent_teacher, "MarianMTModel, assigns zero probability to some tokens"),
     ],
 )
 def test_unsupported_teachers_are_refused(make_energy_trainer, tokenizer, teacher, message):

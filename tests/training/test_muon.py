@@ -1,4 +1,4 @@
-"""Muon: what it does to a matrix, to the rest, and which of a model's weights are which."""
+"""Muon: updates of matrices and of other parameters, and the selection of parameters."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SHAPES = [(8, 8), (24, 8), (8, 40)]
 
 
 def as_it_is_written(matrix: torch.Tensor) -> torch.Tensor:
-    """The iteration itself, on the matrix itself."""
+    """The plain Newton-Schulz iteration on one matrix."""
     a, b, c = COEFFICIENTS
     state = matrix / (matrix @ matrix.T).norm().sqrt()
     for _ in range(ITERATIONS):
@@ -55,35 +55,35 @@ def random_gradients(weights: list[torch.Tensor], steps: int) -> list[list[torch
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_update_agrees_with_torch_optim_muon(shape):
-    ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))
-    gradients = random_gradients([ours], steps=5)
+    actual, expected = (nn.Parameter(torch.ones(shape)) for _ in range(2))
+    gradients = random_gradients([actual], steps=5)
     options = {"lr": 0.01, "weight_decay": 0.1}
-    stepped([ours], gradients, Muon([{"params": [ours], "parts": 1}], **options))
-    stepped([theirs], gradients, torch.optim.Muon([theirs], **options, adjust_lr_fn="match_rms_adamw"))
-    mine, other = (ours - 1).detach().flatten(), (theirs - 1).detach().flatten()
-    assert nn.functional.cosine_similarity(mine, other, dim=0) > 0.98  # it iterates once more, in bfloat16
-    assert 0.85 < mine.norm() / other.norm() < 1.15
+    stepped([actual], gradients, Muon([{"params": [actual], "parts": 1}], **options))
+    stepped([expected], gradients, torch.optim.Muon([expected], **options, adjust_lr_fn="match_rms_adamw"))
+    result, other = (actual - 1).detach().flatten(), (expected - 1).detach().flatten()
+    assert nn.functional.cosine_similarity(result, other, dim=0) > 0.98  # torch iterates once more, in bfloat16
+    assert 0.85 < result.norm() / other.norm() < 1.15
 
 
 def test_stacked_matrices_are_updated_separately():
-    whole = nn.Parameter(torch.ones(24, 8))
+    full = nn.Parameter(torch.ones(24, 8))
     parts = [nn.Parameter(torch.ones(8, 8)) for _ in range(3)]
-    gradients = random_gradients([whole], steps=3)
-    stepped([whole], gradients, Muon([{"params": [whole], "parts": 3}], lr=0.01))
+    gradients = random_gradients([full], steps=3)
+    stepped([full], gradients, Muon([{"params": [full], "parts": 3}], lr=0.01))
     apart = [list(several[0].chunk(3)) for several in gradients]
     stepped(parts, apart, Muon([{"params": parts, "parts": 1}], lr=0.01))
-    torch.testing.assert_close(whole.detach(), torch.cat(parts).detach())
+    torch.testing.assert_close(full.detach(), torch.cat(parts).detach())
 
 
 def test_other_parameters_are_updated_by_adamw():
-    ours, theirs = (nn.Parameter(torch.ones(6, 5)) for _ in range(2))
+    actual, expected = (nn.Parameter(torch.ones(6, 5)) for _ in range(2))
     matrix = nn.Parameter(torch.ones(4, 4))
-    gradients = random_gradients([ours, matrix], steps=4)
+    gradients = random_gradients([actual, matrix], steps=4)
     options = {"lr": 0.01, "betas": (0.9, 0.98), "weight_decay": 0.1}
-    optimizer = Muon([{"params": [matrix], "parts": 1}, {"params": [ours]}], **options)
-    stepped([ours, matrix], gradients, optimizer)
-    stepped([theirs], [several[:1] for several in gradients], torch.optim.AdamW([theirs], **options))
-    assert torch.equal(ours, theirs)
+    optimizer = Muon([{"params": [matrix], "parts": 1}, {"params": [actual]}], **options)
+    stepped([actual, matrix], gradients, optimizer)
+    stepped([expected], [several[:1] for several in gradients], torch.optim.AdamW([expected], **options))
+    assert torch.equal(actual, expected)
     assert len(optimizer.param_groups) == 2
 
 

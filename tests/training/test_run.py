@@ -1,4 +1,4 @@
-"""Runs that start from something: a teacher, a backbone, or the recurrent pair made for the purpose."""
+"""Runs that start from a teacher, a backbone or another model."""
 
 import json
 
@@ -105,7 +105,7 @@ def test_several_files_and_all_augmentations_can_be_combined(tmp_path):
         read_training_data(DataArguments(**data), kd)
 
 
-def test_learned_feedback_starts_with_full_feedback(tmp_path, tokenizer):
+def test_adding_learned_feedback_does_not_change_the_outputs(tmp_path, tokenizer):
     old = small_model(torch.float32, vocab_size=len(tokenizer))
     old.save_pretrained(tmp_path / "old")
     model = find_model(ModelArguments(model=str(tmp_path / "old"), config=["feedback=learned"]), tokenizer).eval()
@@ -137,8 +137,8 @@ def test_training_can_start_from_a_backbone(tmp_path, tokenizer):
     backbone.save_pretrained(tmp_path)
     model = find_model(ModelArguments(backbone=str(tmp_path), config=["refinement=mixed", "tol=1e-4"]), tokenizer)
     assert (model.config.refinement, model.config.transition_layers, model.config.tol) == ("mixed", 2, 1e-4)
-    mine, theirs = (one.state_dict()["model.transition.layers.1.norms.0.weight"] for one in (model, backbone))
-    assert torch.equal(mine, theirs)
+    actual, expected = (one.state_dict()["model.transition.layers.1.norms.0.weight"] for one in (model, backbone))
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("start", ["model", "backbone"])
@@ -197,23 +197,23 @@ def test_starting_points_are_mutually_exclusive():
 
 
 def test_resume_ignores_new_configuration_fields_with_default_values(tmp_path):
-    """What a field is by default need not be written down, so that one that is new changes nothing."""
+    """Default values of fields are not recorded, so that new fields have no effect."""
     small_model(refinement="mixed").save_pretrained(tmp_path / "model")
-    config = DeqNarForConditionalGeneration.from_pretrained(tmp_path / "model").config  # which knows where it was
-    said = beyond_defaults(config)
-    assert said["refinement"] == "mixed"
-    assert not {"tol", "transformers_version", "_name_or_path"} & said.keys()
-    assert DeqNarConfig.from_dict(said).to_diff_dict() == config.to_diff_dict()
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {"config": said}, "processes": 1, "finished": False}))
-    check_same_run(tmp_path, {"config": said})
+    config = DeqNarForConditionalGeneration.from_pretrained(tmp_path / "model").config  # includes _name_or_path
+    output = beyond_defaults(config)
+    assert output["refinement"] == "mixed"
+    assert not {"tol", "transformers_version", "_name_or_path"} & output.keys()
+    assert DeqNarConfig.from_dict(output).to_diff_dict() == config.to_diff_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"config": output}, "processes": 1, "finished": False}))
+    check_same_run(tmp_path, {"config": output})
     with pytest.raises(ValueError, match=r"holds a run with tol=the default, but now it is 0\.5"):
-        check_same_run(tmp_path, {"config": {**said, "tol": 0.5}})
+        check_same_run(tmp_path, {"config": {**output, "tol": 0.5}})
     with pytest.raises(ValueError, match="holds a run with refinement=mixed, but now it is the default"):
-        check_same_run(tmp_path, {"config": {name: value for name, value in said.items() if name != "refinement"}})
+        check_same_run(tmp_path, {"config": {name: value for name, value in output.items() if name != "refinement"}})
 
 
 def test_validation_pairs_are_evenly_spaced_in_the_file(tmp_path, tokenizer):
-    """Files are often sorted by length, and the shortest sentences say little of the others."""
+    """Files are often sorted by length, and the first sentences are not representative."""
     file = tmp_path / "validation.jsonl"
     file.write_text("\n".join(json.dumps({"en": f"A man {number}.", "de": "Ein Mann."}) for number in range(9)))
     data = CorpusArguments(str(file), "en", "de", validation_data=str(file), validation_limit=3)

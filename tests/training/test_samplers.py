@@ -46,14 +46,14 @@ def test_epochs_differ_and_are_reproducible():
 @pytest.mark.parametrize("count", [500, 7, 3])
 def test_processes_together_have_the_batches_of_one_process(processes, count):
     sizes = lengths(count)
-    alone = TokenBudgetSampler(sizes, max_tokens=200, processes=processes)
+    single = TokenBudgetSampler(sizes, max_tokens=200, processes=processes)
     shares = [list(TokenBudgetSampler(sizes, max_tokens=200, processes=processes, process=p)) for p in range(processes)]
     assert len({len(share) for share in shares}) == 1
-    for whole, *parts in zip(alone.batches(), *shares, strict=True):
+    for full, *parts in zip(single.batches(), *shares, strict=True):
         assert all(parts)
-        assert sorted(index for part in parts for index in part) == sorted(whole)
+        assert sorted(index for part in parts for index in part) == sorted(full)
     if count == 500:
-        assert alone.batches() == TokenBudgetSampler(sizes, max_tokens=200).batches()
+        assert single.batches() == TokenBudgetSampler(sizes, max_tokens=200).batches()
 
 
 @pytest.mark.parametrize(
@@ -101,17 +101,17 @@ def rows(count: int = 20, number: int = 0) -> list[dict]:
 def test_subword_dropout_depends_on_the_epoch_and_the_pair_not_on_the_batch():
     sampler = TokenBudgetSampler([3] * 20, 60)
     collator = dropout(sampler)
-    together = [collator.split(row) for row in rows()]
-    assert len({tuple(row["input_ids"]) for row in together}) > 1
-    assert [collator.split(row) for row in reversed(rows())] == together[::-1]
-    assert collator.split(rows()[7]) == together[7]
+    batched = [collator.split(row) for row in rows()]
+    assert len({tuple(row["input_ids"]) for row in batched}) > 1
+    assert [collator.split(row) for row in reversed(rows())] == batched[::-1]
+    assert collator.split(rows()[7]) == batched[7]
     loader = TokenBudgetLoader(rows(), batch_sampler=sampler, collate_fn=collator)
     loader.set_epoch(1)
-    assert [collator.split(row) for row in rows()] != together
+    assert [collator.split(row) for row in rows()] != batched
     loader.set_epoch(0)
-    assert [collator.split(row) for row in rows()] == together
+    assert [collator.split(row) for row in rows()] == batched
     (batch,) = loader
-    assert batch["input_ids"].shape[1] == max(len(row["input_ids"]) for row in together)
+    assert batch["input_ids"].shape[1] == max(len(row["input_ids"]) for row in batched)
 
 
 def test_subword_dropout_never_exceeds_the_canvas_or_the_longest_text():

@@ -20,7 +20,7 @@ from .conftest import PAIRS, length_for
 
 
 def offer_candidates(dataset):
-    """What Dynamic KD chooses among: the target, and the target read backwards."""
+    """Candidates of Dynamic KD: the target, and the reversed target."""
     candidates = [[labels, labels[::-1]] for labels in dataset["labels"]]
     similarity = [[[100.0, 30.0], [30.0, 100.0]]] * len(candidates)
     return dataset.add_column("candidates", candidates).add_column("similarity", similarity)
@@ -124,17 +124,17 @@ def test_early_stopping_ends_training_without_improvement(make_trainer):
 
 
 def test_explicit_models_are_first_trained_to_denoise(make_trainer, monkeypatch):
-    seen = []
+    recorded = []
     original = DeqNarTrainer._stage
-    monkeypatch.setattr(DeqNarTrainer, "_stage", lambda self: seen.append(original(self)) or seen[-1])
+    monkeypatch.setattr(DeqNarTrainer, "_stage", lambda self: recorded.append(original(self)) or recorded[-1])
     make_trainer(model={"refinement": "explicit"}).train()
-    assert [budget for _, budget in seen] == [1, 1, 1, None, None, None]
-    assert [objective.input is masked for objective, _ in seen] == [True] * 3 + [False] * 3
-    seen.clear()
+    assert [budget for _, budget in recorded] == [1, 1, 1, None, None, None]
+    assert [objective.input is masked for objective, _ in recorded] == [True] * 3 + [False] * 3
+    recorded.clear()
     make_trainer(model={"refinement": "implicit"}, denoising_steps=2, max_nfe=4, correction=0.5).train()
-    assert [budget for _, budget in seen] == [1, 1, 4, 4, 4, 4]
-    assert not any(objective.input is masked for objective, _ in seen)
-    assert [objective.correction for objective, _ in seen] == [0, 0, 0.5, 0.5, 0.5, 0.5]
+    assert [budget for _, budget in recorded] == [1, 1, 4, 4, 4, 4]
+    assert not any(objective.input is masked for objective, _ in recorded)
+    assert [objective.correction for objective, _ in recorded] == [0, 0, 0.5, 0.5, 0.5, 0.5]
 
 
 def test_term_that_starts_between_two_logs_is_averaged_over_its_own_updates(make_trainer):
@@ -145,7 +145,7 @@ def test_term_that_starts_between_two_logs_is_averaged_over_its_own_updates(make
     assert logged["correction"] == pytest.approx(logged["nat"], rel=0.3)
 
 
-def test_one_evaluation_equals_a_plain_decoder(make_trainer):
+def test_denoising_stage_uses_one_evaluation(make_trainer):
     trainer = make_trainer(model={"refinement": "explicit"}, denoising_steps=100, logging_steps=1)
     trainer.train()
     assert all(entry["nfe"] == 1 for entry in trainer.state.log_history if "nfe" in entry)
@@ -162,23 +162,23 @@ def test_every_part_of_a_batch_has_its_own_random_numbers(make_trainer):
 
 
 def test_gradient_accumulation_averages_over_batches(make_trainer):
-    """With plain gradient descent the weights say it: parts of a batch are neither added up nor forgotten."""
+    """With plain gradient descent: parts of a batch are averaged, neither summed nor omitted."""
     settings = {"objective": "ctc", "model": {"dropout": 0.0}, "max_grad_norm": 0.0, "warmup_steps": 0}
     settings |= {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 1e-2, "weight_decay": 0.0}
-    whole = make_trainer(gradient_accumulation_steps=2, max_steps=1, logging_steps=1, **settings)
-    start = {name: value.clone() for name, value in whole.model.state_dict().items()}
-    whole.train()
-    moved = {name: value - start[name] for name, value in whole.model.state_dict().items()}
-    alone = make_trainer(max_steps=1, **settings)
-    loader = alone.get_train_dataloader()
+    full = make_trainer(gradient_accumulation_steps=2, max_steps=1, logging_steps=1, **settings)
+    start = {name: value.clone() for name, value in full.model.state_dict().items()}
+    full.train()
+    moved = {name: value - start[name] for name, value in full.model.state_dict().items()}
+    single = make_trainer(max_steps=1, **settings)
+    loader = single.get_train_dataloader()
     loader.set_epoch(0)
     steps = []
     for batch, _ in zip(loader, range(2), strict=False):
-        alone.model.load_state_dict(start)
-        alone.model.zero_grad()
-        alone.model.train()
-        alone.objective(alone.model, batch)["loss"].backward()
-        steps.append({name: -1e-2 * weight.grad for name, weight in alone.model.named_parameters()})
+        single.model.load_state_dict(start)
+        single.model.zero_grad()
+        single.model.train()
+        single.objective(single.model, batch)["loss"].backward()
+        steps.append({name: -1e-2 * weight.grad for name, weight in single.model.named_parameters()})
     for name in steps[0]:
         torch.testing.assert_close(moved[name], (steps[0][name] + steps[1][name]) / 2, rtol=1e-3, atol=1e-7)
 
@@ -208,7 +208,7 @@ def test_nan_gradient_stops_training_before_the_update(make_trainer):
     assert trainer.model.lm_head.weight.isfinite().all()
 
 
-def test_gradient_scaler_may_skip_first_updates(make_trainer):
+def test_infinite_gradient_is_accepted_only_with_a_gradient_scaler(make_trainer):
     trainer = make_trainer()
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
     assert trainer._get_grad_norm(trainer.model, torch.tensor(float("inf"))) == float("inf")
@@ -239,7 +239,7 @@ def test_full_disk_leaves_the_previous_checkpoint_intact(make_trainer, tmp_path,
 
 
 def test_full_disk_while_saving_best_weights_is_reported_in_one_line(make_trainer, tmp_path):
-    """A real refusal of the system: no file of this process may grow beyond a few bytes."""
+    """The operating system limits the file size of this process to a few bytes."""
     trainer = make_trainer(eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)
     trainer.train()
     trainer.is_in_train = True
@@ -274,10 +274,10 @@ def test_predict_returns_token_ids_in_order(make_trainer, tokenizer):
     trainer = make_trainer()
     found = trainer.predict(trainer.eval_dataset)
     batch = tokenizer([PAIRS[2].source], return_tensors="pt")
-    alone = trainer.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"])[0].tolist()
+    single = trainer.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"])[0].tolist()
     row = found.predictions[2].tolist()
-    assert row[: len(alone)] == alone
-    assert set(row[len(alone) :]) <= {tokenizer.pad_token_id}
+    assert row[: len(single)] == single
+    assert set(row[len(single) :]) <= {tokenizer.pad_token_id}
     assert {"test_bleu", "test_nat"} <= found.metrics.keys()
     assert found.label_ids.shape[0] == 6
 

@@ -19,7 +19,7 @@ from hf_deqnar.objectives.matching import aligned_target, edit_distance, matched
 
 
 def by_definition(path: tuple[int, ...], blank: int) -> list[int]:
-    """Merge repetitions, then drop blanks: the definition, written out."""
+    """Merge repetitions, then remove blanks, by definition."""
     return [token for token, _ in itertools.groupby(path) if token != blank]
 
 
@@ -108,7 +108,7 @@ def test_sentence_search_agrees_with_batched_search(seed, beam_size):
     generator = torch.Generator().manual_seed(seed)
     vocabulary, blank = 30, 4
     logits = torch.randn(6, 12, vocabulary, generator=generator, dtype=torch.float64)
-    logits[:, :, :6] += 2.0 * (1 + seed)  # few tokens and the blank, over and over: prefixes meet
+    logits[:, :, :6] += 2.0 * (1 + seed)  # few tokens and the blank, repeated: prefixes merge
     log_probabilities = logits.log_softmax(dim=-1)
     lengths = torch.full((6,), 12)
     texts, counts, scores = prefix_beam_search(
@@ -126,7 +126,7 @@ def test_beam_search_does_not_underflow_on_long_sentences():
     log_probabilities = torch.full((400, 50), 1 / 50, dtype=torch.float64).log()
     candidates = torch.arange(7).expand(400, -1)
     ((_, score), *_) = prefix_beam_of_sentence(log_probabilities.numpy(), candidates.numpy(), blank=0, beam_size=3)
-    assert -400 * 50 < score < -700  # exp(−700) is all that a float can hold
+    assert -400 * 50 < score < -700  # exp(−700) is near the smallest float
 
 
 @pytest.mark.parametrize("beam_size", [1, 4, 30])
@@ -137,7 +137,7 @@ def test_search_by_sentence_agrees_with_batched_search(beam_size):
     texts, counts, scores = prefix_beam_search(*question, padding=9)
     others, other_counts, other_scores = prefix_beams_by_sentence(*question, padding=9)
     found = scores > float("-inf")
-    assert torch.equal(found, other_scores > float("-inf"))  # a short row has not so many texts
+    assert torch.equal(found, other_scores > float("-inf"))  # a short row has fewer texts
     assert beam_size < 30 or not found.all()
     torch.testing.assert_close(other_scores, scores)
     assert torch.equal(other_counts[found], counts[found])
@@ -148,16 +148,16 @@ def test_rows_of_a_prefix_beam_do_not_influence_each_other():
     torch.manual_seed(0)
     log_probabilities = torch.randn(3, 7, 6, dtype=torch.float64).log_softmax(dim=-1)
     lengths = torch.tensor([7, 4, 2])
-    together = prefix_beam_search(log_probabilities, lengths, 0, 3, padding=9)
+    batched = prefix_beam_search(log_probabilities, lengths, 0, 3, padding=9)
     for row, length in enumerate(lengths.tolist()):
-        alone = prefix_beam_search(log_probabilities[row : row + 1, :length], lengths[row : row + 1], 0, 3, padding=9)
-        assert torch.equal(alone[1][0], together[1][row])
-        torch.testing.assert_close(alone[2][0], together[2][row])
-        assert torch.equal(alone[0][0], together[0][row, :, : alone[0].shape[2]])
+        single = prefix_beam_search(log_probabilities[row : row + 1, :length], lengths[row : row + 1], 0, 3, padding=9)
+        assert torch.equal(single[1][0], batched[1][row])
+        torch.testing.assert_close(single[2][0], batched[2][row])
+        assert torch.equal(single[0][0], batched[0][row, :, : single[0].shape[2]])
 
 
 def random_case(seed: int, rows: int, canvas: int, target: int, vocabulary: int = 5):
-    """Log-probabilities, targets without the symbol 0, and ragged lengths."""
+    """Log-probabilities, targets without the symbol 0, and different lengths."""
     torch.manual_seed(seed)
     log_probabilities = (2 * torch.randn(rows, canvas, vocabulary, dtype=torch.float64)).log_softmax(dim=-1)
     targets = torch.randint(1, vocabulary, (rows, target))
@@ -193,7 +193,7 @@ def test_target_that_does_not_fit_has_no_viterbi_path():
 
 
 def monotone_alignments(canvas: int, target: int):
-    """Every way to give each target token a prediction, without crossing."""
+    """Every monotonic alignment of target tokens with predictions."""
     return itertools.combinations_with_replacement(range(canvas), target)
 
 
@@ -260,7 +260,7 @@ def test_edit_distance_is_the_levenshtein_distance():
 @pytest.mark.parametrize("vocabulary", [3, 64, 130, 256])
 def test_likeliest_equals_argmax(vocabulary):
     logits = torch.randn(50, 7, vocabulary)
-    logits[0, 0] = 0.0  # all alike: the first
+    logits[0, 0] = 0.0  # all equal: the first
     logits[1] = float("-inf")
     logits[1, :, -1] = -1.0
     assert torch.equal(likeliest(logits), logits.argmax(dim=-1))

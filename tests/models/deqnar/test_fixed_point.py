@@ -38,7 +38,7 @@ def test_plain_functions_on_any_shape_are_solved(solver):
         ({"memory": 0}, "memory must be at least 1.*picard"),
         ({"damping": 0.0}, "damping"),
         ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"mask is \(2, 5\).*\(2, 3\)"),
-        ({"mask": torch.tensor([[True] * 3, [False] * 3])}, r"Row\(s\) \[1\] are masked everywhere"),
+        ({"mask": torch.tensor([[True] * 3, [False] * 3])}, r"Row\(s\) \[1\] are completely masked"),
     ],
 )
 def test_invalid_options_are_refused_by_name(options, message):
@@ -71,10 +71,12 @@ def test_nan_during_solve_returns_best_finite_iterate(solver):
 def test_diverging_row_does_not_affect_others():
     slopes = torch.tensor([[0.5], [-40.0], [0.9]], dtype=torch.float64)
     found = solve(lambda z: torch.sin(slopes * z) + 1, torch.zeros(3, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
-    alone = solve(lambda z: torch.sin(slopes[2:] * z) + 1, torch.zeros(1, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
+    single = solve(
+        lambda z: torch.sin(slopes[2:] * z) + 1, torch.zeros(1, 1, dtype=torch.float64), max_nfe=40, tol=1e-8
+    )
     assert found.converged[0]
-    assert found.nfe[2] == alone.nfe[0]
-    assert torch.equal(found.value[2], alone.value[0])
+    assert found.nfe[2] == single.nfe[0]
+    assert torch.equal(found.value[2], single.value[0])
 
 
 def test_the_best_iterate_is_returned_not_the_last():
@@ -108,12 +110,12 @@ def test_trajectory_has_every_evaluation_of_every_row():
 
 def test_an_observer_can_stop_rows():
     function = Contraction.random(rows=4, positions=2, features=4, strength=0.9)
-    seen = {row: 0 for row in range(4)}
+    recorded = {row: 0 for row in range(4)}
 
     def stop_even_rows_after_three(rows, value, residual):
         for row in rows.tolist():
-            seen[row] += 1
-        return torch.tensor([row % 2 == 0 and seen[row] == 3 for row in rows.tolist()])
+            recorded[row] += 1
+        return torch.tensor([row % 2 == 0 and recorded[row] == 3 for row in rows.tolist()])
 
     found = solve(function, function.zeros, tol=1e-10, max_nfe=60, observe=stop_even_rows_after_three)
     assert found.nfe[[0, 2]].tolist() == [3, 3]
@@ -174,7 +176,7 @@ def evaluations(function, initial, **options) -> tuple[list[torch.Tensor], Fixed
 
 @pytest.mark.parametrize("beyond", [float("nan"), -1.0])
 def test_failed_step_is_undone_and_the_next_one_is_shorter(beyond):
-    """Plain iteration goes from 1 to 1.5, where f is NaN or the residual far larger; the row returns and goes half."""
+    """Plain iteration goes from 1 to 1.5, where f is NaN or the residual far larger; then half a step is taken."""
     function = lambda z: torch.where(z > 1.4, beyond * z, 1.5 * z if z < 1.1 else z + 0.1)  # noqa: E731
     visited, found = evaluations(function, torch.ones(1, 1), solver="picard", max_nfe=4, tol=1e-9)
     assert [round(float(state), 6) for state in visited] == [1.0, 1.5, 1.25, 1.3]
@@ -232,7 +234,7 @@ def random_history(rows: int, steps: int, step: torch.Tensor | float) -> tuple[H
 
 
 def least_squares(path: list[_Iterate], row: int) -> torch.Tensor:
-    """argmin ‖g − Σ_i γ_i·y_i‖ over the last four steps, oldest first, by torch's own."""
+    """argmin ‖g − Σ_i γ_i·y_i‖ over the last four steps, oldest first, by torch.linalg."""
     errors = [iterate.error[row, 0] for iterate in path[-5:]]
     changes = torch.stack([after - before for before, after in pairwise(errors)], dim=1)
     return torch.linalg.lstsq(changes, errors[-1]).solution
@@ -254,7 +256,7 @@ def test_anderson_solves_its_least_squares_problem(rows, steps):
 def test_converged_or_failed_rows_do_not_change_the_weights_of_others():
     history, path = random_history(rows=5, steps=6, step=1.0)
     history.reset([3])
-    kept = history.select(torch.tensor([0, 1, 4, 3]))  # row 2 has left and row 4 taken its place
+    kept = history.select(torch.tensor([0, 1, 4, 3]))  # row 2 has converged and row 4 takes its index
     weights = by_age(kept, SOLVERS["anderson"](kept, 1.0, [1e-15] * 4))
     for place, row in enumerate([0, 1, 4]):
         torch.testing.assert_close(weights[place], least_squares(path, row), rtol=1e-8, atol=1e-8)
@@ -263,13 +265,13 @@ def test_converged_or_failed_rows_do_not_change_the_weights_of_others():
 
 def test_elimination_is_bitwise_independent_of_batch():
     vectors = torch.randn(6, 5, 7)
-    vectors[2, 3] = 0  # a forgotten slot
+    vectors[2, 3] = 0  # a reset slot
     products = (vectors @ vectors.mT).double()
     ridge = torch.tensor([1e-6, 1e-6, 1e-3, 1e-6, 1.0, 1e-6], dtype=torch.float64)
-    together = _eliminate(products.permute(1, 2, 0).numpy(), 4, ridge.numpy(), numpy.maximum)
-    alone = [_eliminate(products[row].tolist(), 4, float(ridge[row]), max) for row in range(6)]
-    assert numpy.stack(together, axis=1).tolist() == alone
-    assert alone[2][2] == 0
+    batched = _eliminate(products.permute(1, 2, 0).numpy(), 4, ridge.numpy(), numpy.maximum)
+    single = [_eliminate(products[row].tolist(), 4, float(ridge[row]), max) for row in range(6)]
+    assert numpy.stack(batched, axis=1).tolist() == single
+    assert single[2][2] == 0
 
 
 @pytest.mark.parametrize("step", [1.0, 0.7, torch.tensor([[[0.7]], [[0.35]]], dtype=torch.float64)])
@@ -305,6 +307,6 @@ def test_rows_from_the_end_fill_the_gaps(halted):
 def test_values_at_masked_positions_have_no_effect():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     function = lambda z: torch.where(mask[:, :, None], 0.5 * z + 1, float("nan"))  # noqa: E731
-    seen = []
-    found = solve(function, torch.zeros(2, 3, 1), mask=mask, observe=lambda *step: seen.append(step[1]))
-    assert all(value.isfinite().all() for value in [*seen, found.state, found.value])
+    recorded = []
+    found = solve(function, torch.zeros(2, 3, 1), mask=mask, observe=lambda *step: recorded.append(step[1]))
+    assert all(value.isfinite().all() for value in [*recorded, found.state, found.value])

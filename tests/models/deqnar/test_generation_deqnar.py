@@ -70,7 +70,9 @@ def test_tokens_are_the_arg_max_at_the_equilibrium():
 def test_empty_tokens_are_not_part_of_the_text():
     model, tokens = small_model(), padded(random_sentences(2, shortest=5))
     usual = model.generate(input_ids=tokens)
-    model.lm_head.weight.data[BLANK] = 1.5 * model.lm_head.weight.data[usual[0, 0]]  # now the blank is said instead
+    model.lm_head.weight.data[BLANK] = (
+        1.5 * model.lm_head.weight.data[usual[0, 0]]
+    )  # the blank is now predicted instead
     out = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
     assert BLANK not in out.sequences
     words = (out.sequences != PAD).sum(dim=1)
@@ -92,7 +94,7 @@ def test_length_beams_select_the_canvas_with_the_best_mean_log_probability():
 
 
 def transcribed_rule(scores: list[float], tokens: list[int], masks: int) -> list[int]:
-    """Mask-Predict, written out: the `masks` least sure tokens become <mask>."""
+    """Mask-Predict by definition: the `masks` least likely tokens become <mask>."""
     weakest = sorted(range(len(tokens)), key=lambda position: scores[position])[:masks]
     return [MASK if position in weakest else token for position, token in enumerate(tokens)]
 
@@ -115,7 +117,7 @@ def test_number_of_masked_tokens_decreases_linearly(passes):
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 def test_refinement_passes_agree_with_mask_predict(length):
-    """`generate` with three passes against the algorithm written out with plain forward calls."""
+    """`generate` with three passes compared with the algorithm in plain forward calls."""
     model = small_model(length=length, tol=1e-9, max_nfe=60)
     tokens = padded(random_sentences(1, shortest=7, longest=7))
     out = model.generate(input_ids=tokens, refinement_passes=3, return_dict_in_generate=True)
@@ -142,7 +144,7 @@ def test_refinement_passes_agree_with_mask_predict(length):
 
 
 def test_beam_keeps_tokens_fixed_by_earlier_passes(monkeypatch):
-    """In the last pass the beam search is left one token, with its score, wherever the canvas was not masked."""
+    """In the last pass the beam search has one token, with its score, at positions that are not masked."""
     model, tokens, canvases, searched = small_model(length="ctc"), padded(random_sentences(3, shortest=7)), [], []
     bind, search = type(model.model).bind, type(model)._search_beams
 
@@ -171,7 +173,7 @@ def test_beam_keeps_tokens_fixed_by_earlier_passes(monkeypatch):
 def test_texts_that_differ_only_in_end_tokens_are_duplicates(monkeypatch):
     model = small_model(length="ctc")
     texts = torch.tensor([[[9, 8, END], [9, 8, PAD], [9, 7, PAD]]])
-    # Scores are divided by lengths; the better of two equal texts stays, wherever it stands.
+    # Scores are divided by lengths; the better of two equal texts is retained at any index.
     for scores, first in (([-1.0, -1.5, -9.0], [9, 8, END]), ([-3.0, -1.5, -1.8], [9, 8, PAD])):
         found = (texts, torch.tensor([[3, 2, 2]]), torch.tensor([scores]))
         monkeypatch.setattr(type(model), "_search_beams", lambda *arguments, found=found: found)
@@ -183,7 +185,7 @@ def test_texts_that_differ_only_in_end_tokens_are_duplicates(monkeypatch):
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_sampled_tokens_follow_the_predictor_and_stay_on_the_canvas(refinement, length, monkeypatch):
-    """`generate` against plain forward calls on the canvases it saw: nothing revealed, then arg-max tokens."""
+    """`generate` compared with plain forward calls on its canvases: nothing revealed, then arg-max tokens."""
     tokens, canvases = padded(random_sentences(3, shortest=7)), []
     model = with_input_predictor(tokens, refinement=refinement, length=length, tol=1e-9, max_nfe=60)
     original = model.model.bind
@@ -203,9 +205,9 @@ def test_sampled_tokens_follow_the_predictor_and_stay_on_the_canvas(refinement, 
     assert revealed.any()
     assert (sampled == MASK).any()
     assert torch.equal(sampled[revealed], first.logits.argmax(dim=-1)[revealed])
-    said = torch.where(revealed, sampled, second.logits.argmax(dim=-1))
+    output = torch.where(revealed, sampled, second.logits.argmax(dim=-1))
     for row, size in enumerate(out.canvas_lengths.tolist()):
-        text = said[row, :size].tolist()
+        text = output[row, :size].tolist()
         if length == "ctc":
             text = [token for place, token in enumerate(text) if place == 0 or token != text[place - 1]]
         text = [token for token in text if token != BLANK]
@@ -228,7 +230,7 @@ def test_positions_are_revealed_with_the_predicted_probability(monkeypatch):
     shares = (torch.stack(canvases[1::2]) == MASK).double().mean(dim=0)[canvas_mask]
     assert chances.min() < 0.3
     assert chances.max() > 0.7
-    # 150 draws per position: their mean is off by 0.04 at most, and rarely by more than four times that
+    # 150 draws per position: the standard error of their mean is at most 0.04; the tolerance is four times that
     assert (shares - chances).abs().max() < 0.16
     assert (shares - chances).mean().abs() < 0.02
 
@@ -245,7 +247,11 @@ def test_predictor_that_masks_everything_changes_only_nfe():
 def test_input_sampling_is_refused_for_unsupported_options():
     tokens = padded(random_sentences(2))
     for model, options, message in [
-        (small_model(), {}, "input_sampling=True needs an input predictor, which this model has not; give it one with"),
+        (
+            small_model(),
+            {},
+            "input_sampling=True needs an input predictor, which this model does not have; create it with",
+        ),
         (
             with_input_predictor(tokens),
             {"refinement_passes": 3},
@@ -293,16 +299,16 @@ def test_ctc_beam_is_at_least_as_likely_as_the_best_path():
 
 
 def test_reranker_selects_candidate_with_highest_score():
-    model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3, shortest=3))
+    model, teacher_model, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3, shortest=3))
     out = model.generate(
-        input_ids=tokens, length_beams=4, num_return_sequences=4, reranker=judge, return_dict_in_generate=True
+        input_ids=tokens, length_beams=4, num_return_sequences=4, reranker=teacher_model, return_dict_in_generate=True
     )
     for index, text in enumerate(out.sequences):
         words = [token for token in text.tolist() if token != PAD]
         labels = torch.tensor([words if words[-1] == END else [*words, END]])
         source = tokens[index // 4 : index // 4 + 1]
         with torch.no_grad():
-            loss = judge(input_ids=source, attention_mask=(source != PAD).long(), labels=labels).loss
+            loss = teacher_model(input_ids=source, attention_mask=(source != PAD).long(), labels=labels).loss
         assert float(out.sequences_scores[index]) == pytest.approx(-float(loss), rel=1e-4)
     for row in range(3):
         scores = out.sequences_scores[4 * row : 4 * row + 4].tolist()
@@ -310,26 +316,26 @@ def test_reranker_selects_candidate_with_highest_score():
 
 
 def test_reranker_can_be_given_by_name(tmp_path):
-    model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3))
-    judge.save_pretrained(tmp_path)
+    model, teacher_model, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3))
+    teacher_model.save_pretrained(tmp_path)
     named = model.generate(input_ids=tokens, length_beams=3, reranker=str(tmp_path))
-    assert torch.equal(named, model.generate(input_ids=tokens, length_beams=3, reranker=judge))
+    assert torch.equal(named, model.generate(input_ids=tokens, length_beams=3, reranker=teacher_model))
 
 
 def test_row_stops_when_its_tokens_are_stable():
     model, tokens = small_model(tol=1e-12, max_nfe=60), padded(random_sentences(6))
-    whole = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
+    full = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
     stopped = model.generate(
         input_ids=tokens, stop_on_stable_tokens=2, return_dict_in_generate=True, output_trajectory=True
     )
-    assert (stopped.nfe < whole.nfe).all()
+    assert (stopped.nfe < full.nfe).all()
     for row in range(6):
-        drafts = [draft.tokens.tolist() for draft in whole.trajectory[row]]
+        drafts = [draft.tokens.tolist() for draft in full.trajectory[row]]
         first = next(n for n in range(2, len(drafts)) if drafts[n] == drafts[n - 1] == drafts[n - 2])
         assert int(stopped.nfe[row]) == first + 1
     assert not stopped.converged.any()
     twice = model.generate(input_ids=tokens, stop_on_stable_tokens=2, refinement_passes=2, return_dict_in_generate=True)
-    assert (twice.nfe >= stopped.nfe + 3).all()  # each pass earns its own stability
+    assert (twice.nfe >= stopped.nfe + 3).all()  # stability is counted per pass
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -343,7 +349,7 @@ def test_trajectory_ends_with_the_output(refinement, length, passes):
     for row in range(4):
         assert len(out.trajectory[row]) == int(out.nfe[row])
         if out.converged is not None and not out.converged[row]:
-            continue  # the answer is the best iterate, not the last
+            continue  # the result is the best iterate, not the last
         answer = [token for token in out.sequences[row].tolist() if token != PAD]
         assert out.trajectory[row][-1].tokens.tolist() == answer
         if refinement not in ("stacked", "explicit"):
@@ -400,7 +406,7 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
         ({"do_sample": True}, "do_sample=True is not supported by this model: translations are deterministic"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 is not supported by this model: deduplicate=True"),
         ({"min_length": 5}, "min_length=5 is not supported by this model: leave it out"),
-        ({"xyzzy": 5}, "xyzzy is not an option of generate; choose among max_length, length_beams"),
+        ({"xyzzy": 5}, "xyzzy is not an option of generate; choose one of max_length, length_beams"),
         ({"length_beams": 0}, "length_beams must be an integer of at least 1, not 0"),
         ({"tol": 0.0}, "tol must be unset or above 0"),
         ({"solver": "newton"}, "Unknown solver 'newton'"),
@@ -423,7 +429,7 @@ def test_options_that_do_not_fit_a_ctc_model_are_refused():
         model.generate(input_ids=tokens, length_beams=3)
     with pytest.raises(ValueError, match="deduplicate=True needs config.length='predict'"):
         model.generate(input_ids=tokens, deduplicate=True)
-    with pytest.raises(ValueError, match="nothing to stop: refinement='stacked'"):
+    with pytest.raises(ValueError, match="has no effect: refinement='stacked'"):
         small_model(refinement="stacked").generate(input_ids=tokens, stop_on_stable_tokens=2)
 
 
@@ -450,14 +456,14 @@ def test_a_real_trainer_evaluates_by_generating(tmp_path):
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(tmp_path), predict_with_generate=True, per_device_eval_batch_size=2, use_cpu=True, report_to=[]
     )
-    tokenizer = train_tokenizer(["a"], vocab_size=262)  # only its padding token is asked for
+    tokenizer = train_tokenizer(["a"], vocab_size=262)  # only its padding token is used
     trainer = Seq2SeqTrainer(model, arguments, data_collator=collate, processing_class=tokenizer)
     predicted = trainer.predict(examples)
     assert predicted.predictions.shape[0] == 6
     assert model.generation_config.to_dict() == before
     for row, sentence in enumerate(sentences):
-        alone = model.generate(input_ids=torch.tensor([sentence]))[0].tolist()
-        assert predicted.predictions[row, : len(alone)].tolist() == alone
+        single = model.generate(input_ids=torch.tensor([sentence]))[0].tolist()
+        assert predicted.predictions[row, : len(single)].tolist() == single
 
 
 @pytest.mark.parametrize(("length", "option"), [("predict", "length_beams"), ("ctc", "ctc_beam_size")])
@@ -533,7 +539,7 @@ def test_nbest_lists_have_duplicates_only_after_all_other_texts():
 
 def test_a_text_too_long_for_the_reranker_is_refused():
     model, tokens = small_model(torch.float32), padded(random_sentences(1, shortest=70, longest=70))
-    with pytest.raises(ValueError, match="too long for the reranker, which takes 64"):
+    with pytest.raises(ValueError, match="too long for the reranker, which supports 64"):
         model.generate(input_ids=tokens, length_beams=2, reranker=reranker())
 
 
@@ -547,7 +553,7 @@ def test_arguments_of_the_trainer_are_accepted():
 
 
 class Watching(TextStreamer):
-    """A streamer of somebody else's making, with `put_draft`."""
+    """A custom streamer with `put_draft`."""
 
     def __init__(self):
         self.drafts, self.final, self.ended = [], None, False
@@ -590,7 +596,7 @@ def test_terminal_streamer_numbers_the_evaluations_that_changed_the_draft(tokeni
     first, second = tokenizer("A man is riding")["input_ids"], tokenizer("A horse is riding")["input_ids"]
     for stream in (Terminal(), io.StringIO()):
         streamer = TerminalStreamer(tokenizer, stream)
-        for _ in range(2):  # a second sentence begins anew
+        for _ in range(2):  # a second sentence starts again
             for tokens in (first, first, second):
                 streamer.put_draft(value=torch.tensor(tokens))
             streamer.put(torch.tensor(second))
@@ -609,7 +615,7 @@ def test_nan_in_the_weights_is_an_error():
 
 
 def test_translation_can_be_used_in_a_loss():
-    """It is made in inference mode, whose tensors autograd refuses; what is returned is a copy."""
+    """Translations are computed in inference mode, whose tensors autograd refuses; a copy is returned."""
     model = small_model()
     source = torch.tensor([[7, 8, 9, 10]])
     out = model.generate(input_ids=source, return_dict_in_generate=True, output_trajectory=True)

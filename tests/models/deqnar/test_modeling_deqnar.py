@@ -90,8 +90,8 @@ def test_tuple_outputs_equal_named_outputs(refinement):
     with torch.no_grad():
         named, plain = model(**batch), model(**batch, return_dict=False)
     assert isinstance(plain, tuple)
-    for ours, theirs in zip(plain, named.to_tuple(), strict=True):
-        assert torch.equal(ours, theirs)
+    for actual, expected in zip(plain, named.to_tuple(), strict=True):
+        assert torch.equal(actual, expected)
     assert plain[0] == named.loss
 
 
@@ -110,7 +110,7 @@ def test_hidden_states_and_attentions_have_all_layers():
     assert [tuple(weights.shape) for weights in out.cross_attentions] == [(2, 4, 5, 3)] * 2
     for weights in (*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions):
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
-    assert (out.cross_attentions[0][1, :, :, 2] == 0).all()  # nobody looks at padding
+    assert (out.cross_attentions[0][1, :, :, 2] == 0).all()  # padding is not attended to
     real = out.canvas_mask
     torch.testing.assert_close(out.decoder_hidden_states[-1][real], out.last_hidden_state[real])
 
@@ -126,7 +126,7 @@ def test_eager_and_fused_attention_agree(refinement):
 
 @pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
 @pytest.mark.parametrize("kind", ["one_step", "phantom", "ift", "unrolled"])
-def test_gradient_checkpointing_does_not_change_loss_and_gradients(kind, weight_norm):
+def test_gradient_checkpointing_does_not_change_gradients(kind, weight_norm):
     def gradients(checkpointing: bool) -> dict[str, torch.Tensor]:
         model = small_model(gradient=kind, weight_norm=weight_norm).train()
         if checkpointing:
@@ -148,7 +148,7 @@ def test_dropout_masks_are_constant_during_a_solve(refinement):
         model.model.transition.fusion[2].weight.data *= 0.02  # a random fusion cycles between tokens
     out = model(**labelled())
     assert out.converged.all()
-    assert not torch.equal(out.logits, model(**labelled()).logits)  # and drawn anew for the next
+    assert not torch.equal(out.logits, model(**labelled()).logits)  # new masks for the next solve
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -162,13 +162,13 @@ def test_half_precision_weights_are_solved_in_fp32(refinement, dtype):
     assert half.logits.dtype == dtype
     if refinement != "stacked":
         assert half.residual.dtype == torch.float32
-    if refinement != "mixed":  # one other arg-max on the way is another equilibrium
+    if refinement != "mixed":  # a different arg-max leads to another equilibrium
         real = canvas != PAD
         assert (half.logits.float() - exact.logits)[real].abs().mean() < 0.05 * exact.logits[real].abs().mean()
 
 
 def test_revealed_tokens_and_positions_reach_the_equilibrium():
-    """An equilibrium forgets where it started; only what is injected in every evaluation can matter."""
+    """An equilibrium does not depend on the initial state, only on the injection."""
     model, tokens = small_model(tol=1e-9, max_nfe=60), padded(random_sentences(2, shortest=6, longest=6))
     hidden = torch.full((2, 6), MASK)
     revealed = hidden.clone()
@@ -334,7 +334,7 @@ def test_expanding_transition_returns_a_finite_unconverged_result():
 
 
 def test_pushed_folder_contains_complete_model(tmp_path, monkeypatch):
-    """Everything but the network is real; the commit that would be sent is looked at instead."""
+    """Everything but the network is real; the commit is inspected instead of sent."""
     sent = {}
 
     class Offline(HfApi):
@@ -438,7 +438,7 @@ def test_target_longer_than_its_ctc_canvas_is_excluded_from_the_loss():
 
 
 def test_unrolled_model_respects_max_nfe_and_calls_the_observer():
-    model, seen = small_model(gradient="unrolled", gradient_steps=6), []
+    model, recorded = small_model(gradient="unrolled", gradient_steps=6), []
     tokens = padded(random_sentences(3))
     assert model(input_ids=tokens).nfe.tolist() == [6, 6, 6]
     assert model(input_ids=tokens, max_nfe=2).nfe.tolist() == [2, 2, 2]
@@ -446,9 +446,9 @@ def test_unrolled_model_respects_max_nfe_and_calls_the_observer():
         other = small_model(**fields)
         source = other.prepare(tokens)
         canvas = other.lay_out(source, lengths=source.lengths)
-        seen.clear()
-        found = other.solve(source, canvas, observe=lambda *step: seen.append(step), keep_trajectory=True)
-        assert len(seen) == len(found.trajectory) == int(found.nfe.max())
+        recorded.clear()
+        found = other.solve(source, canvas, observe=lambda *step: recorded.append(step), keep_trajectory=True)
+        assert len(recorded) == len(found.trajectory) == int(found.nfe.max())
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
@@ -488,12 +488,12 @@ def test_an_option_has_an_effect(fields):
     base = {key: value for key, value in fields.items() if key in ("max_nfe", "length")}
     usual, changed = small_model(**{**defaults, **base}), small_model(**{**defaults, **fields})
     with torch.no_grad():
-        ours, theirs = usual(input_ids=tokens), changed(input_ids=tokens)
+        actual, expected = usual(input_ids=tokens), changed(input_ids=tokens)
     if "ctc_upsampling" in fields:
-        assert theirs.logits.shape[1] == ours.logits.shape[1] * 3 // 2
+        assert expected.logits.shape[1] == actual.logits.shape[1] * 3 // 2
     else:
-        width = min(ours.logits.shape[1], theirs.logits.shape[1])
-        assert (ours.logits[:, :width] - theirs.logits[:, :width]).abs().max() > 1e-6
+        width = min(actual.logits.shape[1], expected.logits.shape[1])
+        assert (actual.logits[:, :width] - expected.logits[:, :width]).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize(
@@ -546,13 +546,13 @@ def test_fixed_dropout_masks_preserve_the_mean_and_follow_selected_rows():
     tokens = padded(random_sentences(8, shortest=2, longest=40))
     mask, source = tokens != PAD, model.prepare(tokens)
     bound = model.model.bind(source, model.lay_out(source, lengths=source.lengths))
-    whole = bound(torch.zeros_like(bound.context.injection))
+    full = bound(torch.zeros_like(bound.context.injection))
     rows = torch.tensor([2, 5])
     narrowed = bound.select(rows).trim(int(mask.sum(dim=1)[rows].max()))
     part = narrowed(torch.zeros_like(narrowed.context.injection))
     for place, row in enumerate(rows.tolist()):
         length = int(mask[row].sum())
-        torch.testing.assert_close(part[place, :length], whole[row, :length])
+        torch.testing.assert_close(part[place, :length], full[row, :length])
 
 
 def test_latent_head_samples_in_training_and_ignores_target_padding():
@@ -561,10 +561,10 @@ def test_latent_head_samples_in_training_and_ignores_target_padding():
     head.posterior.weight.data.normal_(std=0.3)
     memory, target = torch.randn(1, 4, 32, dtype=torch.float64), torch.randn(1, 5, 32, dtype=torch.float64)
     mask, target_mask = torch.ones(1, 4, dtype=torch.bool), torch.arange(5)[None] < 3
-    seen, divergence = head(memory, mask, target, target_mask)
+    recorded, divergence = head(memory, mask, target, target_mask)
     junk = target.masked_fill(~target_mask[:, :, None], 100.0)
     torch.testing.assert_close(head(memory, mask, junk, target_mask)[1], divergence)
-    assert torch.equal(head(memory, mask, target, target_mask)[0], seen)
+    assert torch.equal(head(memory, mask, target, target_mask)[0], recorded)
     head.train()
     assert not torch.equal(head(memory, mask, target, target_mask)[0], head(memory, mask, target, target_mask)[0])
 

@@ -1,4 +1,4 @@
-"""A beam search that knows what follows what: equal to enumeration, alone and in batches, saved and loaded."""
+"""Beam search with n-grams: equal to enumeration, for single sentences and batches, saved and loaded."""
 
 import itertools
 import math
@@ -43,9 +43,9 @@ def test_wide_beam_agrees_with_enumeration(order):
             expected[merged] = expected.get(merged, 0.0) + chance
         likelihoods = dict(expected)
         for text, chance in expected.items():
-            whole = (END, *text, END)
-            before = [whole[max(0, place - order + 1) : place] for place in range(1, len(whole))]
-            likely = sum(map(log_chance, before, whole[1:]))
+            full = (END, *text, END)
+            before = [full[max(0, place - order + 1) : place] for place in range(1, len(full))]
+            likely = sum(map(log_chance, before, full[1:]))
             expected[text] = math.log(chance) + language.weight * likely + language.bonus * len(text)
         best = int(scores[row].argmax())
         found = tuple(texts[row, best, : counts[row, best]].tolist())
@@ -74,8 +74,8 @@ def test_sentence_search_agrees_with_batched_search(seed, beam_size, least_chanc
     candidates = log_probabilities.topk(2 * beam_size + 1, dim=-1).indices
     for row in range(4):
         added, of_end = language.one_by_one()
-        alone = (log_probabilities[row].numpy(), candidates[row].numpy(), BLANK, beam_size)
-        found = prefix_beam_of_sentence(*alone, added, language.bonus, least_chance)
+        single = (log_probabilities[row].numpy(), candidates[row].numpy(), BLANK, beam_size)
+        found = prefix_beam_of_sentence(*single, added, language.bonus, least_chance)
         expected = [tuple(texts[row, place, : counts[row, place]].tolist()) for place in range(beam_size)]
         assert [text for text, _ in found] == expected
         assert [score for _, score in found] == pytest.approx(scores[row].tolist(), abs=1e-4)
@@ -118,7 +118,7 @@ def test_new_tokens_have_the_lowest_unigram_probability(tmp_path):
     model, batch = with_ngrams(), source()
     before = model.generate(**batch)
     model.resize_token_embeddings(pad_to_multiple_of=64)
-    model.lm_head.weight.data[50:] = model.lm_head.weight.data[1]  # as good as padding, so that nothing changes
+    model.lm_head.weight.data[50:] = model.lm_head.weight.data[1]  # padding, so that nothing changes
     chances = model.model.ngrams.first_chances
     assert len(chances) == 64
     assert (chances[50:] == chances[:50].min()).all()
@@ -132,10 +132,10 @@ def test_translation_does_not_depend_on_batch():
     model, batch = with_ngrams(), source()
     batched = model.generate(**batch, return_dict_in_generate=True)
     for row, (tokens, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
-        alone = model.generate(tokens[mask.bool()][None], return_dict_in_generate=True)
-        length = alone.sequences.shape[1]
-        assert torch.equal(batched.sequences[row, :length], alone.sequences[0])
-        assert batched.sequences_scores[row].item() == pytest.approx(alone.sequences_scores[0].item(), abs=1e-4)
+        single = model.generate(tokens[mask.bool()][None], return_dict_in_generate=True)
+        length = single.sequences.shape[1]
+        assert torch.equal(batched.sequences[row, :length], single.sequences[0])
+        assert batched.sequences_scores[row].item() == pytest.approx(single.sequences_scores[0].item(), abs=1e-4)
 
 
 def test_ctc_beam_size_1_returns_best_path():
@@ -149,15 +149,15 @@ def test_unsupported_ngram_options_are_refused():
     model, plain, batch = with_ngrams(), small_model(torch.float32, length="ctc"), source()
     with pytest.raises(ValueError, match="this model has no n-grams"):
         plain.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
-    with pytest.raises(ValueError, match="raise ctc_beam_size above 1"):
+    with pytest.raises(ValueError, match="set ctc_beam_size above 1"):
         model.generate(**batch, ctc_beam_size=1, ngram_weight=0.5)
     with pytest.raises(ValueError, match="token_bonus=0.5 has no effect without ngram_weight"):
         model.generate(**batch, ngram_weight=0.0, token_bonus=0.5)
     with pytest.raises(ValueError, match="ngram_weight must be a number from 0 to 100"):
         model.generate(**batch, ngram_weight=-1.0)
-    untold = DeqNarForConditionalGeneration(model.config)
-    with pytest.raises(ValueError, match="n-grams were never learned"):
-        untold.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
+    without_ngrams = DeqNarForConditionalGeneration(model.config)
+    with pytest.raises(ValueError, match="n-grams of this model are empty"):
+        without_ngrams.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

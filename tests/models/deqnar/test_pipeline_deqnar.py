@@ -85,7 +85,7 @@ def test_options_can_be_set_per_pipeline_and_per_call(saved):
 
 
 def test_nbest_list_has_no_duplicates(saved):
-    """Different tokens may spell the same text."""
+    """Different tokens can decode to the same text."""
     translate = pipeline("translation", model=str(saved["ctc"]))
     translate.tokenizer.decode = lambda tokens, **options: "ab"[int(tokens[0]) % 2]
     texts = [one["translation_text"] for one in translate(ENGLISH[0], ctc_beam_size=8, num_return_sequences=3)]
@@ -148,7 +148,7 @@ def test_a_reranker_of_another_vocabulary_is_refused_even_if_it_is_as_large(save
     other = tmp_path / "other"
     reranker(len(tokenizer)).save_pretrained(other)
     train_tokenizer(["zzz yyy xxx" * 9, "Etwas anderes."] * 9, vocab_size=len(tokenizer)).save_pretrained(other)
-    refusal = "The vocabulary of .*other.* is not the model's.*there; both must be trained"
+    refusal = "The vocabulary of .*other.* differs from the model's.*there; both must be trained"
     with pytest.raises(ValueError, match=refusal):
         translate(ENGLISH[0], length_beams=2, reranker=str(other))
     translate.model.generation_config.update(length_beams=2, reranker=str(other))
@@ -190,12 +190,12 @@ def test_task_prefix_is_added_for_t5(tokenizer):
 
 
 def test_languages_are_passed_to_a_multilingual_tokenizer(tokenizer):
-    """M2M100 and its kin: the tokenizer builds the inputs for a pair of languages."""
-    seen = {}
+    """M2M100 and similar models: the tokenizer builds the inputs for a pair of languages."""
+    recorded = {}
 
     class Multilingual(type(tokenizer)):
         def _build_translation_inputs(self, text, return_tensors, src_lang, tgt_lang):
-            seen.update(src_lang=src_lang, tgt_lang=tgt_lang)
+            recorded.update(src_lang=src_lang, tgt_lang=tgt_lang)
             return {**self(text, return_tensors=return_tensors), "forced_bos_token_id": 7}
 
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
@@ -204,9 +204,9 @@ def test_languages_are_passed_to_a_multilingual_tokenizer(tokenizer):
     multilingual = Multilingual(tokenizer_object=tokenizer.backend_tokenizer, pad_token="<pad>", eos_token="</s>")
     translate = pipeline("translation_en_to_de", model=model, tokenizer=multilingual)
     translate(ENGLISH[0], max_length=5)
-    assert seen == {"src_lang": "en", "tgt_lang": "de"}
+    assert recorded == {"src_lang": "en", "tgt_lang": "de"}
     translate(ENGLISH[0], src_lang="fr", tgt_lang="it", max_length=5)
-    assert seen == {"src_lang": "fr", "tgt_lang": "it"}
+    assert recorded == {"src_lang": "fr", "tgt_lang": "it"}
 
 
 def test_pipeline_works_as_remote_code(saved, tmp_path):

@@ -19,7 +19,7 @@ def listed_model(size: int = 4, common: int = 5, **fields) -> DeqNarForCondition
 
 
 def words_of(shortlist: Shortlist, sentence: list[int]) -> set[int]:
-    """What a sentence may be made of, said in Python."""
+    """The shortlist of a sentence, computed in plain Python."""
     listed = {int(token) for word in sentence for token in shortlist.companions[word]}
     return listed | set(shortlist.common.tolist()) | set(shortlist.never)
 
@@ -32,9 +32,9 @@ def test_shortlist_of_a_batch_is_the_union_of_its_rows():
     for row, sentence in enumerate(sentences):
         expected = words_of(shortlist, sentence)
         assert set(words.tokens[~words.outside[row, 0]].tolist()) == expected
-        alone = shortlist(torch.tensor([sentence]), torch.ones(1, len(sentence), dtype=torch.bool))
-        assert set(alone.tokens.tolist()) == expected
-        assert alone.outside is None
+        single = shortlist(torch.tensor([sentence]), torch.ones(1, len(sentence), dtype=torch.bool))
+        assert set(single.tokens.tolist()) == expected
+        assert single.outside is None
 
 
 @pytest.mark.parametrize("length", ["ctc", "predict"])
@@ -43,12 +43,12 @@ def test_shortlist_of_all_tokens_has_no_effect(refinement, length):
     model = listed_model(size=VOCABULARY, common=VOCABULARY, refinement=refinement, length=length)
     tokens = padded(random_sentences(4, seed=3))
     for options in ({}, {"refinement_passes": 2}, {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}):
-        ours = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True)
-        whole = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True, shortlist=False)
-        assert torch.equal(ours.sequences, whole.sequences)
-        assert torch.equal(ours.nfe, whole.nfe)
-        torch.testing.assert_close(ours.sequences_scores, whole.sequences_scores)
-        for drafts, others in zip(ours.trajectory, whole.trajectory, strict=True):
+        actual = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True)
+        full = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True, shortlist=False)
+        assert torch.equal(actual.sequences, full.sequences)
+        assert torch.equal(actual.nfe, full.nfe)
+        torch.testing.assert_close(actual.sequences_scores, full.sequences_scores)
+        for drafts, others in zip(actual.trajectory, full.trajectory, strict=True):
             assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(drafts, others, strict=True))
 
 
@@ -59,14 +59,14 @@ def test_translation_does_not_depend_on_batch_and_uses_its_shortlist(refinement,
     sentences = random_sentences(6, seed=3)
     options = {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}
     for chosen in ({}, {"refinement_passes": 2}, options):
-        together = model.generate(padded(sentences, extra=1), **chosen, return_dict_in_generate=True)
+        batched = model.generate(padded(sentences, extra=1), **chosen, return_dict_in_generate=True)
         for row, sentence in enumerate(sentences):
-            alone = model.generate(torch.tensor([sentence]), **chosen, return_dict_in_generate=True)
-            said = [token for token in together.sequences[row].tolist() if token != PAD]
-            assert said == [token for token in alone.sequences[0].tolist() if token != PAD]
-            assert together.nfe[row] == alone.nfe[0]
-            torch.testing.assert_close(together.sequences_scores[row], alone.sequences_scores[0])
-            assert set(said) <= words_of(model.model.shortlist, sentence)
+            single = model.generate(torch.tensor([sentence]), **chosen, return_dict_in_generate=True)
+            output = [token for token in batched.sequences[row].tolist() if token != PAD]
+            assert output == [token for token in single.sequences[0].tolist() if token != PAD]
+            assert batched.nfe[row] == single.nfe[0]
+            torch.testing.assert_close(batched.sequences_scores[row], single.sequences_scores[0])
+            assert set(output) <= words_of(model.model.shortlist, sentence)
 
 
 def test_scores_are_normalised_over_the_shortlist():
@@ -89,7 +89,7 @@ def test_scores_are_normalised_over_the_shortlist():
 
 
 def test_special_tokens_are_never_generated():
-    """A transition was trained on the whole vocabulary, and may say <mask> to itself."""
+    """Special tokens are on the shortlist, because the transition is trained on the full vocabulary."""
     model = listed_model(refinement="implicit", length="ctc")
     never = never_written(model.config)
     words = model.model.shortlist(torch.tensor([[8, 9]]), torch.ones(1, 2, dtype=torch.bool))
@@ -107,7 +107,7 @@ def test_rows_are_selected():
     assert logits[:, 0].tolist() == [[float("-inf"), 0], [0, float("-inf")]]
 
 
-def test_shortlist_is_saved_and_used_by_the_transition(tmp_path):
+def test_shortlist_is_saved_and_copied_by_from_backbone(tmp_path):
     model = listed_model(dtype=torch.float32, refinement="stacked", length="ctc")
     model.save_pretrained(tmp_path)
     loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
@@ -135,9 +135,9 @@ def test_new_tokens_are_on_every_shortlist(size, tmp_path):
 
 def test_impossible_shortlist_options_are_refused():
     tokens = torch.tensor([[8, 9]])
-    with pytest.raises(ValueError, match="shortlist=True, but this model has none"):
+    with pytest.raises(ValueError, match="shortlist=True, but this model has no shortlist"):
         small_model().generate(tokens, shortlist=True)
-    with pytest.raises(ValueError, match="never learned; give it one with hf-deqnar shortlist"):
+    with pytest.raises(ValueError, match="is empty; create it with hf-deqnar shortlist"):
         small_model(shortlist_size=3, shortlist_common=3).generate(tokens)
     with pytest.raises(ValueError, match="shortlist must be unset, True or False, not 3"):
         small_model().generate(tokens, shortlist=3)

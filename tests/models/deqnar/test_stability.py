@@ -55,7 +55,7 @@ def test_scale_determines_the_norm(kind):
     rescaled, raw = rescaling_of(module[0])
     with torch.no_grad():
         rescaled.scale.fill_(0.7)
-        raw.mul_(13)  # the direction stays, the length no longer matters
+        raw.mul_(13)  # the direction is the same, the length has no effect
     norm = module[0].weight.norm(dim=1) if kind == "weight" else torch.linalg.matrix_norm(module[0].weight, 2)
     torch.testing.assert_close(norm, torch.full_like(norm, 0.7), rtol=1e-3, atol=0)
 
@@ -131,7 +131,7 @@ def test_correction_state_is_drawn_uniformly_from_the_trajectory_of_each_row():
         for index, step in enumerate(path.trajectory):
             for place, row in enumerate(step.rows.tolist()):
                 counts[row, index] += torch.equal(chosen.value[row], step.value[place])
-    assert (counts.sum(dim=1) == 600).all()  # always a state of the row's own path
+    assert (counts.sum(dim=1) == 600).all()  # always a state of the row's own trajectory
     for row in range(3):
         visited = counts[row, : int(path.nfe[row])]
         assert (visited > 0).all()
