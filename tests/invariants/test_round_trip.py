@@ -38,16 +38,16 @@ def test_save_and_load_does_not_change_outputs(tmp_path, refinement, weight_norm
     assert type(loaded) is DeqNarForConditionalGeneration
     tokens = padded(random_sentences(4))
     with torch.no_grad():
-        before, as_it_lies = model(input_ids=tokens), loaded.eval()(input_ids=tokens)
-        # Loaded weights have the memory alignment of the file, and on some processors the rounding of a product depends on
-        # the alignment of its factors. Copies have the default alignment, and must give bitwise equal results.
+        before, with_file_alignment = model(input_ids=tokens), loaded.eval()(input_ids=tokens)
+        # Loaded weights have the memory alignment of the file, on which the rounding of products depends on some
+        # processors. Copies have the default alignment, and must give bitwise equal results.
         for tensor in (*loaded.parameters(), *loaded.buffers()):
             tensor.data = tensor.data.clone()
         after = loaded(input_ids=tokens)
-    torch.testing.assert_close(before.logits, as_it_lies.logits, rtol=0, atol=1e-12)
+    torch.testing.assert_close(before.logits, with_file_alignment.logits, rtol=0, atol=1e-12)
     assert torch.equal(before.logits, after.logits)
     assert torch.equal(before.nfe, after.nfe)
-    assert torch.equal(before.nfe, as_it_lies.nfe)
+    assert torch.equal(before.nfe, with_file_alignment.nfe)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name
 

@@ -1,4 +1,4 @@
-"""Invariant 10: two processes with half the batch each take the step of one process. Real gloo processes, in float64."""
+"""Invariant 10: two processes with half the batch each take the step of one process. Gloo processes, in float64."""
 
 import json
 import os

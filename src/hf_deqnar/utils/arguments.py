@@ -145,7 +145,7 @@ def read_flags(path: Path, parser: argparse.ArgumentParser) -> list[str]:
 
 
 def as_flags(settings: dict[str, Any], parser: argparse.ArgumentParser, origin: str) -> list[str]:
-    """Settings by name as flags; the error for an unknown name says where it was found."""
+    """Settings by name as flags; the error for an unknown name includes its origin."""
     known = {action.dest for action in parser._actions}
     flags = []
     for name, value in settings.items():

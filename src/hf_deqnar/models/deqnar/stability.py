@@ -105,7 +105,7 @@ def cached_weights(module: nn.Module, cache: bool = True) -> Iterator[None]:
     They are computed here, with graph if gradients are enabled, so that the solve and the gradient use one matrix.
     Without `cache` every evaluation computes them; checkpointing needs this, because it recomputes later.
     """
-    # Runs for every layer in every solve; `rescaling_of` alone would raise and catch an AttributeError in each.
+    # Runs for every layer in every solve; `rescaling_of` would raise and catch an AttributeError in each.
     layers = [layer for layer in module.modules() if "parametrizations" in layer._modules]
     rescalings = [rescaling for rescaling in map(rescaling_of, layers) if rescaling is not None]
     if module.training and torch.is_grad_enabled():
