@@ -82,7 +82,7 @@ class EnergyArguments:
     pair_size: str = field(default="tiny", metadata={"help": f"Size of the recurrent models: {', '.join(SIZES)}."})
     pair_vocab_size: int = field(default=4000, metadata={"help": "Vocabulary size of the recurrent models."})
     pair_learning_rate: float = field(
-        default=2e-3, metadata={"help": "Learning rate of the recurrent models, with 10 % warm-up."}
+        default=2e-3, metadata={"help": "Learning rate of the recurrent models, with a tenth of warm-up."}
     )
     operator_grid: bool = field(default=False, metadata={"help": "Train and compare all pairs of operators."})
     grid_steps: int = field(default=100, metadata={"help": "Updates of every pair of the grid."})
