@@ -104,8 +104,8 @@ def pack(values: Tensor, selected: Tensor, padding: float) -> tuple[Tensor, Tens
     order = (~selected).to(torch.int8).argsort(dim=1, stable=True)
     longest = max(1, int(counts.max()))  # at least one column
     packed = values.gather(1, order)[:, :longest]
-    behind = torch.arange(longest, device=values.device)[None] >= counts[:, None]
-    return packed.masked_fill(behind, padding), counts
+    beyond = torch.arange(longest, device=values.device)[None] >= counts[:, None]
+    return packed.masked_fill(beyond, padding), counts
 
 
 def prefix_beam_search(

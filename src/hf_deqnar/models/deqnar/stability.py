@@ -84,7 +84,7 @@ def rescale_weights(module: nn.Module, kind: str, clip: float | None = None) -> 
 
 
 def rescaling_of(layer: nn.Module) -> tuple[RescaledWeight, Tensor] | None:
-    """The rescaling of a layer's weight and the raw matrix behind it, or None if it has none."""
+    """The rescaling of a layer's weight and its raw matrix, or None if it has none."""
     if not parametrize.is_parametrized(layer, "weight"):
         return None
     parametrizations: Any = layer.parametrizations
