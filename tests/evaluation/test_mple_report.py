@@ -232,5 +232,5 @@ def test_total_correlation_needs_one_position_per_token_and_one_vocabulary():
     with pytest.raises(ValueError, match=f"autoregressive model has 60 tokens but the model has {VOCABULARY}"):
         conditional_total_correlation(small_model(), reranker(vocabulary=60), [batch()])
     long = padded(random_sentences(1, shortest=70, longest=70))
-    with pytest.raises(ValueError, match="too long for the autoregressive model, which takes 64"):
+    with pytest.raises(ValueError, match="too long for the autoregressive model, which supports 64"):
         conditional_total_correlation(small_model(), reranker().double(), [{"input_ids": long, "labels": long}])

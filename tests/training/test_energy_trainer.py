@@ -172,7 +172,7 @@ def silent_teacher(vocabulary):
         ),
         (
             lambda size: small_model(torch.float32, vocab_size=size),
-            "DeqNarForConditionalGeneration, takes no decoder_inputs",
+            "DeqNarForConditionalGeneration, does not accept decoder_inputs",
         ),
         (lambda size: small_teacher("bart", size + 3), r"The teacher has \d+ tokens but the model has \d+"),
         (misled_teacher, "M2M100ForConditionalGeneration, computes different log-probabilities from embeddings"),
@@ -191,5 +191,5 @@ def test_ctc_students_are_refused(make_energy_trainer):
 
 def test_texts_longer_than_the_positions_of_the_teacher_are_refused(make_energy_trainer, tokenizer):
     trainer = make_energy_trainer(teacher=small_teacher("marian", len(tokenizer), max_position_embeddings=8))
-    with pytest.raises(ValueError, match="is too long for the teacher, which takes 8"):
+    with pytest.raises(ValueError, match="is too long for the teacher, which supports 8"):
         trainer.train()

@@ -138,7 +138,7 @@ def test_every_weight_is_in_one_group_and_only_matrices_decay():
 
 
 def test_muon_refuses_model_without_matrices():
-    with pytest.raises(ValueError, match="a RecurrentForConditionalGeneration has none; leave it unset"):
+    with pytest.raises(ValueError, match="but RecurrentForConditionalGeneration has none; leave it unset"):
         make_muon(RecurrentForConditionalGeneration(RecurrentConfig(vocab_size=50)), [], lr=1e-3, weight_decay=0.0)
 
 
