@@ -243,7 +243,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
     file = folder / "config.json"
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if half:
-        config["dtype"] = "float32"  # from_pretrained loads float32, whatever is stored
+        config["dtype"] = "float32"  # from_pretrained loads float32 for any stored dtype
     if not code:
         for source in folder.glob("*.py"):
             source.unlink()

@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="folder that replaces {data} in the YAML file")
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument(
-        "--only", nargs="+", metavar="RUN", help="these runs and those they need; tables and plots show these alone"
+        "--only", nargs="+", metavar="RUN", help="these runs and those they need; tables and plots show only these"
     )
     parser.add_argument("--processes", type=int, default=1, help="processes that execute one run together (default: 1)")
     parser.add_argument("--table", action="store_true", help="print the results in Markdown; nothing is trained")
@@ -112,7 +112,7 @@ def execute_all(experiment: Experiment, names: list[str]) -> int:
                         failed[name] = str(error)
                         print(f"{name} failed: {error}", file=sys.stderr)
             if worked:
-                break  # a run that is ready now may stand earlier in the recipe
+                break  # a run that is ready now may be earlier in the recipe
         if not worked:
             time.sleep(POLL_SECONDS)
     for name in names:

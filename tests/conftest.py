@@ -1,9 +1,11 @@
-"""Shared parts of the tests: small real models and ragged batches."""
+"""Fixtures and helpers: small models and batches of different lengths."""
 
 import os
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: names that do not exist fail at once
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # set before transformers is imported, so that unknown names fail immediately
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from hf_deqnar.data.parallel_text import read_parallel
 from hf_deqnar.data.tokenizer import train_tokenizer
 from hf_deqnar.models.deqnar.layers_deqnar import BranchEnd
 
-# Untrained layers are nearly the identity, of which laws hold too easily: here they add as much as trained ones do.
+# Untrained layers are nearly the identity, for which the invariants hold trivially; here branches have full scale.
 BranchEnd.initial_gain = 1.0
 
 REFINEMENTS = ("stacked", "implicit", "explicit", "mixed")
@@ -62,7 +64,7 @@ def padded(sentences: list[list[int]], padding: int = PAD, extra: int = 0) -> to
 
 
 def with_input_predictor(tokens: torch.Tensor, **fields) -> DeqNarForConditionalGeneration:
-    """A model whose input predictor would reveal about half of the positions of these sentences, some more surely."""
+    """A model whose input predictor reveals about half of the positions, with different probabilities."""
     model = small_model(input_predictor=True, **fields)
     head = model.model.input_head
     head.weight.data.normal_(generator=torch.Generator().manual_seed(5))
@@ -86,7 +88,7 @@ SENTENCES = [
 
 
 def real_sentences(count: int) -> list[str]:
-    """English sentences of `PAIRS_FILE`, short and long ones in turn."""
+    """English sentences of `PAIRS_FILE`, alternately short and long."""
     return [pair.source for pair in read_parallel(PAIRS_FILE, "en", "de")[:count]]
 
 

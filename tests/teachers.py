@@ -1,4 +1,4 @@
-"""Small random teachers of the four architectures that the energy is shown on."""
+"""Small random teachers of the four architectures that the energy is tested with."""
 
 import torch
 from transformers import (

@@ -15,7 +15,7 @@ import hf_deqnar
 
 PRETRAINED = Path(hf_deqnar.PRETRAINED)
 
-# What a German would accept; the model must say one of them.
+# Acceptable translations; the model must produce one of them.
 CORRECT = {
     "Where is the train station?": {"Wo ist der Bahnhof?"},
     "I would like a cup of coffee.": {
@@ -58,18 +58,18 @@ def texts(records: list[dict[str, str]]) -> list[str]:
     return [record["translation_text"] for record in records]
 
 
-def test_it_says_in_german_what_was_said_in_english(translate):
+def test_bundled_model_translates_english_to_german(translate):
     for sentence, text in zip(CORRECT, texts(translate(list(CORRECT))), strict=True):
         assert text in CORRECT[sentence]
 
 
-def test_a_sentence_is_translated_the_same_in_any_company(translate):
+def test_translation_does_not_depend_on_batch(translate):
     sentences = [*CORRECT, "Hello!", "I can't believe that you have never been to Boston before, Tom."]
-    together = texts(translate(sentences, batch_size=len(sentences)))
-    assert together == texts(translate(sentences, batch_size=1))
+    batched = texts(translate(sentences, batch_size=len(sentences)))
+    assert batched == texts(translate(sentences, batch_size=1))
 
 
-def test_the_command_line_uses_it_and_shows_it_converge():
+def test_command_line_uses_bundled_model_and_prints_drafts():
     command = [sys.executable, "-m", "hf_deqnar.cli.main", "translate", "--watch", *CORRECT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -79,14 +79,14 @@ def test_the_command_line_uses_it_and_shows_it_converge():
         assert text in CORRECT[sentence]
 
 
-def test_it_is_small_and_its_code_is_that_of_the_package():
+def test_bundled_model_is_small_and_has_the_code_of_the_package():
     assert sum(file.stat().st_size for file in PRETRAINED.glob("*.safetensors")) <= 20e6
     assert {file.suffix for file in PRETRAINED.iterdir()} == {".json", ".safetensors", ".md", ".py"}
     code = {file.name: file.read_bytes() for file in (PRETRAINED.parent / "models/deqnar").glob("*_deqnar.py")}
     assert code.items() <= {file.name: file.read_bytes() for file in PRETRAINED.glob("*.py")}.items()
 
 
-def test_its_folder_loads_without_the_package(tmp_path, translate):
+def test_folder_loads_without_the_package(tmp_path, translate):
     folder = tmp_path / "copy"
     shutil.copytree(PRETRAINED, folder)  # files in place of links
     script = (
@@ -112,7 +112,7 @@ def test_truncated_input_is_short_enough_for_the_model(translate):
     translate.model.generate(**batch, max_nfe=1, num_beams=1)
 
 
-def test_its_card_names_the_data_its_licence_and_its_figures():
+def test_card_has_data_licence_and_figures():
     card = ModelCard.load(PRETRAINED / "README.md")
     assert card.data.license == "cc-by-2.0"
     for text in ("tatoeba.org", "manythings.org/anki", "CC BY 2.0", "autoregressive teacher", "## Limitations"):

@@ -38,7 +38,7 @@ def test_an_unknown_name_is_an_attribute_error():
         hf_deqnar.Transformer  # noqa: B018
 
 
-def test_a_missing_package_is_named_with_the_extra_that_brings_it():
+def test_missing_package_is_reported_with_its_extra():
     code = """
 import sys
 sys.modules["accelerate"] = None
@@ -64,7 +64,7 @@ def test_importing_the_package_imports_neither_torch_nor_transformers():
         "from hf_deqnar import DeqNarTrainer; from transformers import AutoModelForSeq2SeqLM, pipeline",
     ],
 )
-def test_models_and_pipeline_are_registered_whatever_is_imported_first(imports):
+def test_models_and_pipeline_are_registered_with_any_import_order(imports):
     code = f"""
 {imports}
 import hf_deqnar

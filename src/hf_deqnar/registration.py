@@ -1,7 +1,7 @@
 """Registration of the models and the translation pipeline with transformers.
 
 Importing the modelling code and the pipelines of transformers takes as long as importing torch. Registration therefore
-waits until the module that holds the registry is imported, by the user or by this package.
+waits until the module that contains the registry is imported, by the user or by this package.
 """
 
 import pkgutil

@@ -1,4 +1,4 @@
-"""A small model of ours, a teacher and a rival with random weights, on disk with one tokenizer."""
+"""A small deqnar model, a teacher and a baseline with random weights, on disk with one tokenizer."""
 
 import json
 from pathlib import Path
@@ -7,42 +7,42 @@ import pytest
 import torch
 
 from hf_deqnar import DeqNarForConditionalGeneration
-from hf_deqnar.benchmarks.contenders import our_translate
+from hf_deqnar.benchmarks.systems import model_translate
 
 from ..cli.conftest import _quiet  # noqa: F401  (these tests run the command line as well)
 from ..conftest import SENTENCES, small_model
 from ..teachers import small_teacher
 
-TEACHER_READS = 24  # tokens; it also writes at most as many, as one with random weights never ends by itself
+TEACHER_READS = 24  # tokens; also the maximum output length, because a model with random weights predicts no end token
 
 
-def our_model(tokenizer, **fields) -> DeqNarForConditionalGeneration:
+def untrained_deqnar(tokenizer, **fields) -> DeqNarForConditionalGeneration:
     layers = {"encoder_layers": 1, "decoder_layers": 1}
     return small_model(torch.float32, length="ctc", vocab_size=len(tokenizer), **layers, **fields)
 
 
 @pytest.fixture(scope="session")
 def models(tokenizer, tmp_path_factory) -> Path:
-    """A folder with `ours`, `teacher`, `rival` and `test.jsonl`, whose references are what ours says."""
+    """A folder with `model`, `teacher`, `baseline` and `test.jsonl`, whose references are outputs of the model."""
     folder = tmp_path_factory.mktemp("models")
-    ours = our_model(tokenizer)
+    deqnar = untrained_deqnar(tokenizer)
     sizes = {"vocabulary": len(tokenizer), "max_position_embeddings": TEACHER_READS}
-    saved = {"ours": ours, "teacher": small_teacher(**sizes), "rival": small_teacher(**sizes, decoder_layers=1)}
+    saved = {"model": deqnar, "teacher": small_teacher(**sizes), "baseline": small_teacher(**sizes, decoder_layers=1)}
     for name, model in saved.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     with (folder / "test.jsonl").open("w", encoding="utf-8") as file:
         for english, _ in SENTENCES:
-            said = our_translate(ours, {})([tokenizer(english)["input_ids"]])[0]
-            text = tokenizer.decode(said, skip_special_tokens=True).strip()
+            output = model_translate(deqnar, {})([tokenizer(english)["input_ids"]])[0]
+            text = tokenizer.decode(output, skip_special_tokens=True).strip()
             file.write(json.dumps({"en": english, "de": text}) + "\n")
     return folder
 
 
 @pytest.fixture(scope="session")
 def arguments(models) -> list[str]:
-    """What every run is given."""
-    named = {"--model": "ours", "--teacher": "teacher", "--data": "test.jsonl"}
+    """Arguments of every run."""
+    named = {"--model": "model", "--teacher": "teacher", "--data": "test.jsonl"}
     paths = [part for flag, name in named.items() for part in (flag, str(models / name))]
     return [*paths, "--source", "en", "--target", "de"]
 
@@ -55,5 +55,5 @@ def exported(models, tokenizer, tmp_path_factory) -> Path:
     from hf_deqnar.export.graphs import export_model
 
     folder = tmp_path_factory.mktemp("exported")
-    export_model(our_model(tokenizer), tokenizer, folder)
+    export_model(untrained_deqnar(tokenizer), tokenizer, folder)
     return folder

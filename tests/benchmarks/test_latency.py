@@ -6,47 +6,49 @@ import pytest
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
-from hf_deqnar.benchmarks.contenders import Contender, our_translate
-from hf_deqnar.benchmarks.latency import joined_texts, nearest, solver_overhead, time_alone, watched
+from hf_deqnar.benchmarks.latency import joined_texts, nearest, solver_overhead, time_one_by_one, timed_parts
+from hf_deqnar.benchmarks.systems import System, model_translate
 from hf_deqnar.cli.main import main
 
 from ..conftest import small_model
-from .conftest import our_model
+from .conftest import untrained_deqnar
 
-OUR_RUNTIMES = ("torch fp32", "ONNX fp32", "ONNX int8")
+MODEL_RUNTIMES = ("torch fp32", "ONNX fp32", "ONNX int8")
 BEAM = "max_nfe=2,ctc_beam_size=3"
 TEACHER_RUNTIMES = ("transformers", "CTranslate2 fp32", "CTranslate2 int8")
 
 
-def test_all_contenders_are_timed_scored_and_compared(models, arguments, exported, tmp_path, capsys):
+def test_all_systems_are_timed_scored_and_compared(models, arguments, exported, tmp_path, capsys):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
     file = tmp_path / "figures.json"
     few = ["--sentences", "2", "--repeats", "2", "--budgets", "1", "--ways", BEAM]
     few += ["--lengths", "6", "15", "--sentences-per-length", "1"]
-    more = ["--rival", str(models / "rival"), "--export", str(exported), "--json", str(file)]
+    more = ["--baseline", str(models / "baseline"), "--export", str(exported), "--json", str(file)]
     assert main(["bench", "latency", *arguments, *more, *few]) == 0, capsys.readouterr().err
     printed, figures = capsys.readouterr().out, json.loads(file.read_text())
 
     results = figures["results"]
     tolerance = {"torch fp32": "tol 0.001", "ONNX fp32": "tol 0.001", "ONNX int8": "tol 0.02"}
-    expected = [("ours", runtime, stop) for runtime in OUR_RUNTIMES for stop in (tolerance[runtime], "max_nfe 1", BEAM)]
+    expected = [
+        ("model", runtime, stop) for runtime in MODEL_RUNTIMES for stop in (tolerance[runtime], "max_nfe 1", BEAM)
+    ]
     searches = ("greedy", "beam 5")
     expected += [("teacher", runtime, search) for runtime in TEACHER_RUNTIMES for search in searches]
-    expected += [("rival", runtime, search) for runtime in TEACHER_RUNTIMES[1:] for search in searches]
+    expected += [("baseline", runtime, search) for runtime in TEACHER_RUNTIMES[1:] for search in searches]
     assert [(one["system"], one["runtime"], one["search"]) for one in results.values()] == expected
 
     for one in results.values():
         assert 0 < one["milliseconds"]["median"] <= one["milliseconds"]["p95"]
         assert [len(repeat) for repeat in one["every_millisecond"]] == [2, 2]
         assert 0 <= one["bleu"] < 100.01
-        assert ("nfe" in one) == (one["system"] == "ours")
+        assert ("nfe" in one) == (one["system"] == "model")
         assert len(one["speed_to"]) == 4
     assert results["teacher, transformers, greedy"]["speed_to"]["transformers greedy"] == 1
-    assert results["ours, torch fp32, max_nfe 1"]["nfe"] == 1 < results["ours, torch fp32, tol 0.001"]["nfe"]
+    assert results["model, torch fp32, max_nfe 1"]["nfe"] == 1 < results["model, torch fp32, tol 0.001"]["nfe"]
 
-    # The references are what ours says at its own tolerance, in torch as in ONNX.
-    for runtime in OUR_RUNTIMES[:2]:
-        assert results[f"ours, {runtime}, tol 0.001"]["bleu"] == pytest.approx(100)
+    # The references are outputs of the model at its own tolerance, in torch and in ONNX.
+    for runtime in MODEL_RUNTIMES[:2]:
+        assert results[f"model, {runtime}, tol 0.001"]["bleu"] == pytest.approx(100)
     assert results["teacher, transformers, greedy"]["bleu"] < 50
     assert figures["settings"]["bleu_sentences"] == 6
 
@@ -54,8 +56,8 @@ def test_all_contenders_are_timed_scored_and_compared(models, arguments, exporte
     left_out = [name for name in results if ("max_nfe" in name and "int8" not in name) or "CTranslate2 fp32" in name]
     assert set(figures["lengths"]["15"]["growth"]) == set(results) - set(left_out)
     evaluations = figures["lengths"]["15"]["nfe"]
-    assert evaluations["ours, ONNX int8, max_nfe 1"] == 1 < evaluations["ours, torch fp32, tol 0.001"]
-    assert {name.split(",")[0] for name in evaluations} == {"ours"}
+    assert evaluations["model, ONNX int8, max_nfe 1"] == 1 < evaluations["model, torch fp32, tol 0.001"]
+    assert {name.split(",")[0] for name in evaluations} == {"model"}
     ratio = figures["lengths"]["15"]["tokens"] / figures["lengths"]["6"]["tokens"]
     assert figures["lengths"]["15"]["token_growth"] == pytest.approx(ratio)
     overhead = figures["solver_overhead"]
@@ -67,7 +69,7 @@ def test_all_contenders_are_timed_scored_and_compared(models, arguments, exporte
         "NFE",
         "speed to CTranslate2 int8 beam 5",
         "growth",
-        "Solver overhead of ours in torch",
+        "Solver overhead of the model in torch",
     ):
         assert text in printed
     assert figures["machine"]["onnxruntime"]
@@ -81,7 +83,7 @@ def test_runtimes_can_be_left_out(arguments, tmp_path, capsys):
     assert main(["bench", "latency", *arguments, *more, *few]) == 0, capsys.readouterr().err
     figures = json.loads(file.read_text())
     assert list(figures["results"]) == [
-        "ours, torch fp32, tol 0.001",
+        "model, torch fp32, tol 0.001",
         "teacher, transformers, greedy",
         "teacher, transformers, beam 5",
     ]
@@ -91,25 +93,25 @@ def test_runtimes_can_be_left_out(arguments, tmp_path, capsys):
     assert "growth" not in capsys.readouterr().out
 
 
-def test_every_contender_is_given_every_sentence_alone():
-    seen = {"one": [], "other": []}
+def test_sentences_are_translated_one_by_one():
+    batches = {"one": [], "other": []}
 
-    def contender(name):
-        return Contender("ours", name, "", lambda batch: seen[name].append(batch) or batch)
+    def system(name):
+        return System("model", name, "", lambda batch: batches[name].append(batch) or batch)
 
     sources = [[7, 2], [8, 9, 2], [6, 2], [5, 2]]
-    turns = time_alone({name: contender(name) for name in seen}, sources, repeats=2)
-    alone = [[source] for source in sources]
-    for name in seen:
-        assert seen[name][-8:] == alone + alone
-        assert turns.answers[name] == alone
+    timings = time_one_by_one({name: system(name) for name in batches}, sources, repeats=2)
+    single = [[source] for source in sources]
+    for name in batches:
+        assert batches[name][-8:] == single + single
+        assert timings.outputs[name] == single
 
 
 def words(text: str) -> list[str]:
     return [*text.split(), "</s>"]
 
 
-def test_sentences_as_they_are_come_before_joined_ones():
+def test_single_sentences_are_preferred_to_joined_ones():
     texts = ["a b c", "d", "e f g h", "i j", "k l m n o"]
     sources = list(map(words, texts))
     found = nearest(5, texts, sources, words, count=2)
@@ -126,20 +128,20 @@ def test_sentences_as_they_are_come_before_joined_ones():
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_the_transition_is_timed_within_the_solve(refinement, tokenizer):
-    model = our_model(tokenizer, refinement=refinement)
+def test_transition_is_timed_within_the_solve(refinement, tokenizer):
+    model = untrained_deqnar(tokenizer, refinement=refinement)
     source, calls = tokenizer("She is reading.")["input_ids"], []
     model.model.transition.layers[0].register_forward_hook(lambda *_: calls.append(1))
-    with watched(model.model) as seconds:
-        said = our_translate(model, {})([source])
-        watched_calls = len(calls)
+    with timed_parts(model.model) as seconds:
+        output = model_translate(model, {})([source])
+        timed_calls = len(calls)
     assert 0 < seconds["transition"] < seconds["solving"]
     before = dict(seconds)
-    assert our_translate(model, {})([source]) == said
-    assert seconds == before  # the model is as it was
-    assert watched_calls == len(calls) - watched_calls
+    assert model_translate(model, {})([source]) == output
+    assert seconds == before  # the model is restored
+    assert timed_calls == len(calls) - timed_calls
     assert solver_overhead(model, [source])["transition_seconds"] > 0
 
 
-def test_a_stacked_model_has_no_solver_overhead(tokenizer):
+def test_stacked_model_has_no_solver_overhead(tokenizer):
     assert solver_overhead(small_model(refinement="stacked"), [[7, 2]]) is None

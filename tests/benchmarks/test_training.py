@@ -1,9 +1,9 @@
-"""The straightforward step and ours, in float64: the same loss and the same gradients. No timings."""
+"""The training step and its reference implementation have the same loss and gradients in float64. No timings."""
 
 import pytest
 import torch
 
-from hf_deqnar.benchmarks.training import LONGEST, SHORTEST, caption_batches, contenders, straightforward_loss
+from hf_deqnar.benchmarks.training import LONGEST, SHORTEST, caption_batches, reference_loss, systems
 from hf_deqnar.objectives.objective import parse_objective
 
 from ..conftest import PAD, padded, random_sentences, small_model
@@ -16,28 +16,28 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "refinement", "settings"), CASES)
-def test_the_straightforward_step_and_ours_are_one_step(name, refinement, settings):
+def test_loss_and_gradients_agree_with_the_reference_implementation(name, refinement, settings):
     source, target = (padded(random_sentences(5, shortest=4, longest=9, seed=seed)) for seed in (1, 2))
     batch = {"input_ids": source, "labels": target.masked_fill(target == PAD, -100)}
     length = "ctc" if "ctc" in name.split("+") else "predict"
     objective = parse_objective(name, **settings)
-    model = small_model(refinement=refinement, length=length).train()  # dropout is drawn alike by both
+    model = small_model(refinement=refinement, length=length).train()  # both draw the same dropout
 
     found = []
-    for loss_of in (objective, lambda *arguments, **options: straightforward_loss(objective, *arguments, **options)):
+    for loss_of in (objective, lambda *arguments, **options: reference_loss(objective, *arguments, **options)):
         torch.manual_seed(7)
         model.zero_grad()
         terms = loss_of(model, batch, generator=torch.Generator().manual_seed(3))
         terms["loss"].backward()
         found.append((terms["loss"].detach(), {key: value.grad for key, value in model.named_parameters()}))
-    (ours, our_gradients), (theirs, their_gradients) = found
-    torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-6, atol=1e-6)  # counts are in float32
-    assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in our_gradients.values())
-    for key, gradient in our_gradients.items():
-        torch.testing.assert_close(gradient, their_gradients[key], rtol=1e-6, atol=1e-8, msg=key)
+    (loss, gradients), (expected, expected_gradients) = found
+    torch.testing.assert_close(loss.double(), expected.double(), rtol=1e-6, atol=1e-6)  # counts are in float32
+    assert any(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients.values())
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected_gradients[key], rtol=1e-6, atol=1e-8, msg=key)
 
 
-def test_batches_are_as_long_as_captions_and_stay_within_the_budget():
+def test_batches_have_caption_lengths_within_the_token_budget():
     batches = caption_batches(vocabulary=100, max_tokens=256, count=6, seed=0)
     assert len(batches) == 6
     for batch in batches:
@@ -49,6 +49,6 @@ def test_batches_are_as_long_as_captions_and_stay_within_the_budget():
     assert all(torch.equal(one["labels"], other["labels"]) for one, other in zip(batches, again, strict=True))
 
 
-def test_contenders_have_names_of_their_own():
-    names = [one.name for one in contenders(6, 0.5)]
+def test_system_names_are_unique():
+    names = [one.name for one in systems(6, 0.5)]
     assert len(set(names)) == len(names)

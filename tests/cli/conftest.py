@@ -1,4 +1,4 @@
-"""Running the command line as a user does: in a process of its own."""
+"""Running the command line in a separate process."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def run():
 
 @pytest.fixture
 def columns(tmp_path):
-    """Flags that name sentence pairs to learn from."""
+    """Flags that name sentence pairs."""
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps({"en": english, "de": german}) + "\n" for english, german in SENTENCES * 10))
     return ["--data", str(data), "--source", "en", "--target", "de"]

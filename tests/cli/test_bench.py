@@ -10,10 +10,10 @@ def test_bench_solver_prints_a_table_and_writes_its_figures(run, tmp_path):
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text())["results"]
     for solver in ("picard", "anderson", "broyden"):
-        assert f"ours {solver}" in done.stdout
+        assert f"hf_deqnar {solver}" in done.stdout
         assert f"torchdeq {solver}" in done.stdout
-        assert 0 < results[f"ours {solver}"]["evaluations"] <= results[f"torchdeq {solver}"]["evaluations"]
-        assert results[f"ours {solver}"]["residual"] < 2e-3
+        assert 0 < results[f"hf_deqnar {solver}"]["evaluations"] <= results[f"torchdeq {solver}"]["evaluations"]
+        assert results[f"hf_deqnar {solver}"]["residual"] < 2e-3
 
 
 def test_bench_memory_prints_a_table_and_writes_its_figures(run, tmp_path):
@@ -32,11 +32,11 @@ def test_bench_training_prints_a_table_and_both_implementations_agree(run, tmp_p
     small = ["--vocabulary", "100", "--max-tokens", "64", "--layers", "1", "--steps", "1", "--threads", "1"]
     done = run("bench", "training", *small, "--only", "implicit one_step; ", "--json", str(file))
     assert done.returncode == 0, done.stderr
-    for column in ("ms", "tokens/s", "speed to straightforward", "nfe", "loss", "MB"):
+    for column in ("ms", "tokens/s", "speed to reference", "nfe", "loss", "MB"):
         assert f" {column} " in done.stdout
     figures = json.loads(file.read_text())
-    ways = ["straightforward", "straightforward, memory kept", "ours", "ours, default allocator"]
-    assert list(figures["results"]) == [f"implicit one_step; {way}" for way in ways]
+    names = ["reference", "reference, keep freed memory", "hf_deqnar", "hf_deqnar, default allocator"]
+    assert list(figures["results"]) == [f"implicit one_step; {name}" for name in names]
     assert figures["largest_difference"] < 1e-5
     for result in figures["results"].values():
         assert result["tokens_per_second"] > 0
@@ -56,7 +56,7 @@ def test_bench_training_prints_a_table_and_both_implementations_agree(run, tmp_p
         (["bench", "solver", "--tol", "0"], "tol must be above 0"),
         (["bench", "memory", "--budgets", "0"], "--budgets 0"),
         (["bench", "training", "--steps", "0"], "--steps 0"),
-        (["bench", "training", "--only", "nobody"], "--only 'nobody'"),
+        (["bench", "training", "--only", "unknown"], "--only 'unknown'"),
         (["bench", "training", "--objective", "axe"], "--objective axe"),
         (["bench", "training", "--max-tokens", "9", "--only", "mixed ift"], "max_tokens=9"),
     ],

@@ -57,16 +57,16 @@ def test_two_processes_of_the_script_share_the_work(folder, tmp_path):
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
-    assert b"24 sentences" in said[0][0]
-    assert said[1][0] == b""
+    outputs = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    assert b"24 sentences" in outputs[0][0]
+    assert outputs[1][0] == b""
     sources = [pair.source for pair in read_parallel(output, "en", "de")]
     assert sources == [pair.source for pair in read_parallel(folder / "data.jsonl", "en", "de")]
-    alone = tmp_path / "alone.jsonl.gz"
-    command = ["distill", "--teacher", folder / "tiny", *columns(folder), *QUICK, "--output", alone]
+    single = tmp_path / "alone.jsonl.gz"
+    command = ["distill", "--teacher", folder / "tiny", *columns(folder), *QUICK, "--output", single]
     assert main(list(map(str, command))) == 0
-    assert alone.read_bytes() == output.read_bytes()
+    assert single.read_bytes() == output.read_bytes()
 
 
 def test_a_repeated_source_is_translated_once(folder, tmp_path):
@@ -114,21 +114,21 @@ def test_errors_are_one_readable_line(folder, tokenizer, tmp_path, capsys):
     GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=400)).save_pretrained(folder / "gpt")
     make_teacher(tokenizer).model.save_pretrained(folder / "mute")
     names = ["--source", "en", "--target", "de"]
-    whole = ["--teacher", str(folder / "tiny"), *columns(folder), "--output", str(tmp_path / "out.jsonl")]
+    full = ["--teacher", str(folder / "tiny"), *columns(folder), "--output", str(tmp_path / "out.jsonl")]
     for arguments, message in [
         (names, "--teacher, --data and --output are required"),
-        ([*whole, "--teacher", "a", "a"], "A teacher is named twice"),
-        ([*whole, "--teacher", str(tmp_path / "absent")], "is neither a model directory nor a model"),
-        ([*whole, "--teacher", str(folder / "tiny"), str(tmp_path / "absent")], "is neither a model directory nor a"),
-        ([*whole, "--teacher", str(folder / "tiny"), str(folder / "gpt")], "contains a gpt2 model, which cannot"),
-        ([*whole, "--teacher", str(folder / "tiny"), str(folder / "mute")], "mute has no tokenizer that can be loaded"),
-        ([*whole, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
-        ([*whole, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
-        ([*whole, "--forced_bos_token", "deu_Latn"], "tiny has no token 'deu_Latn' to begin translations with"),
-        ([*whole, "--limit", "0"], "limit must be at least 1"),
-        ([*whole, "--process", "2", "--processes", "2"], "process 2 is not one of 2"),
-        ([*whole, "--beams", "2"], "'--beams' is not understood"),
-        ([*whole, "--references", "r.jsonl"], "references has no effect without tune_gamma"),
+        ([*full, "--teacher", "a", "a"], "A teacher is named twice"),
+        ([*full, "--teacher", str(tmp_path / "absent")], "is neither a model directory nor a model"),
+        ([*full, "--teacher", str(folder / "tiny"), str(tmp_path / "absent")], "is neither a model directory nor a"),
+        ([*full, "--teacher", str(folder / "tiny"), str(folder / "gpt")], "contains a gpt2 model, which cannot"),
+        ([*full, "--teacher", str(folder / "tiny"), str(folder / "mute")], "mute has no tokenizer that can be loaded"),
+        ([*full, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
+        ([*full, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
+        ([*full, "--forced_bos_token", "deu_Latn"], "tiny has no token 'deu_Latn' to begin translations with"),
+        ([*full, "--limit", "0"], "limit must be at least 1"),
+        ([*full, "--process", "2", "--processes", "2"], "process 2 is not one of 2"),
+        ([*full, "--beams", "2"], "'--beams' is not understood"),
+        ([*full, "--references", "r.jsonl"], "references has no effect without tune_gamma"),
         ([*names, "--tune_gamma", "c.jsonl", "--process", "0"], "process has no effect with tune_gamma"),
         ([*names, "--tune_gamma", "c.jsonl", "--num_beams", "2"], "num_beams has no effect with tune_gamma"),
         ([*names, "--tune_gamma", "c.jsonl"], "--tune_gamma needs --references"),

@@ -58,7 +58,7 @@ def test_a_run_reports_its_improvement_and_is_resumed(run, tmp_path, settings, t
     assert main([*map(str, flags)]) == 0
     assert f"{output} contains a finished run; nothing to do." in capsys.readouterr().err
     again = json.loads((tmp_path / "figures.json").read_text())
-    for name, found in figures.items():  # in another process sums may differ in the last bit
+    for name, found in figures.items():  # floating-point sums may differ between processes
         assert again[name] == pytest.approx(found, rel=1e-6)
     assert main([*map(str, flags), "--target_operator", "SX"]) == 2
     assert "holds a run with target_operator=ST, but now it is SX" in capsys.readouterr().err
@@ -122,11 +122,11 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
         (["--teacher", decoder_only], "gpt contains a gpt2 model, which cannot translate; name a seq2seq model."),
         (["--teacher", other], f"(300 tokens) is not the model's ({len(tokenizer)}): '"),
         (["--teacher", absent], "absent is neither a model directory nor a model on the Hub."),
-        (["--teacher", saved["predict"]], "a DeqNarForConditionalGeneration, takes no decoder_inputs_embeds"),
+        (["--teacher", saved["predict"]], "a DeqNarForConditionalGeneration, does not accept decoder_inputs_embeds"),
         (["--student", teacher], "is a marian model; the student must be a deqnar model."),
         (["--student", saved["ctc"]], "needs config.length = 'predict', but this is a CTC model"),
         (["--target_operator", "STT"], "target_operator='STT' is unknown; choose one of SX, STL, SG, ST, GX."),
-        (["--max_length", "100"], "max_length=100, but the teacher takes 64 tokens; lower it."),
+        (["--max_length", "100"], "max_length=100, but the teacher supports 64 tokens; lower it."),
         (["--grid_steps", "0"], "grid_steps must be at least 1, not 0."),
         (["--grid_steps", "5"], "grid_steps=5 has no effect without --operator-grid."),
         (["--pair_size", "big"], "pair_size=big has no effect without --student bilstm --teacher lstm."),
@@ -167,6 +167,6 @@ def test_the_recurrent_pair_is_trained_from_the_texts(tmp_path, capsys):
     assert kinds["student"]["architecture"] == "bilstm"
     assert kinds["teacher"]["model_type"] == "deqnar_recurrent"
     assert main([str(part) for part in ["energy", "--student", "bilstm", "--teacher", tmp_path, *flags[5:]]]) == 2
-    assert "The recurrent pair is made together" in capsys.readouterr().err
+    assert "The recurrent models are trained together" in capsys.readouterr().err
     assert main([str(part) for part in [*flags, "--optimizer", "muon"]]) == 2
-    assert "optimizer=muon is for layers made of matrices, not for LSTMs" in capsys.readouterr().err
+    assert "optimizer=muon does not support LSTMs" in capsys.readouterr().err

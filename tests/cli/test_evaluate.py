@@ -24,7 +24,7 @@ def data(tmp_path):
     return file
 
 
-def test_one_model(run, saved, data, tmp_path):
+def test_one_model_is_scored(run, saved, data, tmp_path):
     figures = tmp_path / "figures.json"
     columns = ["--data", data, "--source", "en", "--target", "de"]
     done = run("evaluate", saved["ctc"], *columns, "--json", figures, "--output", tmp_path / "out")
@@ -51,8 +51,8 @@ def test_replaced_names_are_counted_in_the_translations(run, saved, tmp_path):
     done = run("evaluate", saved["ctc"], *columns, "--other-names", corpus, "--json", figures)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(figures.read_text())["systems"].values()
-    assert (found["sentences"], found["names_kept"]) == (1, 0.0)  # of an untrained model
-    assert "names kept" in done.stdout
+    assert (found["sentences"], found["names_copied"]) == (1, 0.0)  # of an untrained model
+    assert "names copied" in done.stdout
     done = run("evaluate", saved["ctc"], *columns, "--other-names", test)
     assert done.returncode == 2
     assert "has a name of" in done.stderr
@@ -76,10 +76,10 @@ def test_comparison_with_an_autoregressive_model(run, saved, data, tokenizer, tm
 
 
 def test_the_source_prefix_comes_from_the_flag_or_the_configuration(data, tokenizer, tmp_path, monkeypatch, capsys):
-    seen = []
+    recorded = []
 
     def generate(self, input_ids, **options):
-        seen.extend(tokenizer.batch_decode(input_ids, skip_special_tokens=True))
+        recorded.extend(tokenizer.batch_decode(input_ids, skip_special_tokens=True))
         return input_ids
 
     monkeypatch.setattr(MarianMTModel, "generate", generate)
@@ -90,9 +90,9 @@ def test_the_source_prefix_comes_from_the_flag_or_the_configuration(data, tokeni
     tokenizer.save_pretrained(tmp_path / "told")
     arguments = ["evaluate", str(tmp_path / "told"), "--data", str(data), "--source", "en", "--target", "de"]
     for asked, expected in ([], words), (["--source-prefix", "Now: "], "Now: "), (["--source-prefix", ""], ""):
-        seen.clear()
+        recorded.clear()
         assert main([*arguments, *asked]) == 0
-        assert sorted(seen) == sorted(expected + english for english, _ in SENTENCES)
+        assert sorted(recorded) == sorted(expected + english for english, _ in SENTENCES)
 
 
 def test_a_model_that_returns_two_sequences_is_scored_by_the_first(saved, data, tmp_path):

@@ -58,7 +58,7 @@ def test_a_missing_extra_is_named(package, extra, arguments, saved, data, tmp_pa
     [("accelerate", "train", []), ("datasets", "train", []), ("trackio", "track", ["--report_to", "trackio"])],
 )
 def test_training_names_its_missing_extra(package, extra, flags, data, tmp_path):
-    """In a process of its own: transformers remembers which packages are installed."""
+    """In a separate process: transformers remembers which packages are installed."""
     if package != "accelerate":
         pytest.importorskip("accelerate", reason="accelerate is part of the train extra")
     script = f"import sys; sys.modules['{package}'] = None; from hf_deqnar.cli.main import main; sys.exit(main())"

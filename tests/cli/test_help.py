@@ -29,7 +29,7 @@ def help_of(arguments: list[str], capsys) -> str:
 
 
 def test_help_imports_neither_torch_nor_transformers():
-    """Importing them takes seconds. In a process of its own, because this one has imported them."""
+    """Importing them takes seconds. In a separate process, because this one has imported them."""
     script = (
         "import sys\n"
         "from hf_deqnar.cli.main import main\n"

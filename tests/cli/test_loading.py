@@ -13,12 +13,12 @@ from ..distillation.conftest import make_teacher
 @pytest.fixture
 def damaged(tokenizer, tmp_path):
     """A model of which one file is overwritten, or has some of its entries changed."""
-    whole = tmp_path / "whole"
-    make_teacher(tokenizer).model.save_pretrained(whole)
-    tokenizer.save_pretrained(whole)
+    full = tmp_path / "whole"
+    make_teacher(tokenizer).model.save_pretrained(full)
+    tokenizer.save_pretrained(full)
 
     def damage(file: str, text: str | None = None, **fields) -> str:
-        shutil.copytree(whole, tmp_path / "damaged", dirs_exist_ok=True)
+        shutil.copytree(full, tmp_path / "damaged", dirs_exist_ok=True)
         path = tmp_path / "damaged" / file
         path.write_text(json.dumps({**json.loads(path.read_text()), **fields}) if text is None else text)
         return str(path.parent)

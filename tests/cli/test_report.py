@@ -86,20 +86,20 @@ def test_the_losses_are_those_of_the_library(house, tokenizer, tmp_path, capsys)
     figures = json.loads(file.read_text())["models"]
     texts = [german for _, german in SENTENCES]
     references = [[german, f"Nun: {german}", "Nein."] for german in texts]
-    for name, said, real in [
+    for name, output, real in [
         (raw, texts, [several[1:] for several in references]),
         (distilled, [text.lower() for text in texts], references),
     ]:
-        similar = sentence_bleu(said, real)
+        similar = sentence_bleu(output, real)
         expected = -0.5 * sum(sum(row) / len(row) for row in similar) / len(similar)
         assert figures[name]["target"] == pytest.approx(expected)
         model = AutoModelForSeq2SeqLM.from_pretrained(name.split(",")[0])
-        pairs = [(english, text) for (english, _), text in zip(SENTENCES, said, strict=True)]
+        pairs = [(english, text) for (english, _), text in zip(SENTENCES, output, strict=True)]
         batches, order = labelled_batches(model, tokenizer, pairs, 2)
         losses = measure_losses(model, parse_objective("ce"), batches)
         assert figures[name]["nat"] == pytest.approx(losses.nat, rel=1e-4)
         decoded = tokenizer.batch_decode(losses.targets, skip_special_tokens=True)
-        assert decoded == [said[index] for index in order]
+        assert decoded == [output[index] for index in order]
     assert "r needs three models that differ" in capsys.readouterr().out
 
 
@@ -107,9 +107,9 @@ def test_a_fitted_model_is_saved_and_a_vanilla_model_gives_the_token_probabiliti
     kept = tmp_path / "kept"
     models = [f"{house / 'ctc'},train={house / 'single.jsonl'},save={kept}"]
     assert main(["report", *models, *columns(house, "single.jsonl"), "--limit", "4", "--fit-steps", "5"]) == 0
-    said = capsys.readouterr().out
-    assert "4 sentences, 1.0 references each" in said
-    assert "With one reference, the distance of a raw target from it is 0" in said
+    output = capsys.readouterr().out
+    assert "4 sentences, 1.0 references each" in output
+    assert "With one reference, the distance of a raw target from it is 0" in output
     loaded = AutoModelForSeq2SeqLM.from_pretrained(kept)
     assert loaded.config.input_predictor
     assert loaded.model.input_head.bias.abs() > 0

@@ -25,7 +25,7 @@ def test_errors_are_one_readable_line(saved, columns, tokenizer, tmp_path, capsy
     for arguments, message in [
         (["--model", str(teacher), *output, *columns], f"is of type marian; only deqnar models have {what}"),
         ([*model, "--output_dir", str(teacher), *columns], "exists and is not an empty folder; name another"),
-        ([*model, *output, "--data", str(few), *columns[2:]], f"1 pairs are too few to learn {what} from"),
+        ([*model, *output, "--data", str(few), *columns[2:]], f"1 pairs are too few to count {what}"),
         ([*model, *output, *columns, *options], refusal),
     ]:
         assert main([verb, *arguments]) == 2, arguments

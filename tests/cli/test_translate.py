@@ -25,7 +25,7 @@ def expected(saved):
     return [record["translation_text"] for record in pipeline("translation", model=str(saved["ctc"]))(ENGLISH)]
 
 
-def test_arguments(run, saved, expected):
+def test_sentences_can_be_arguments(run, saved, expected):
     done = run("translate", "--model", saved["ctc"], *ENGLISH)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [" ".join(text.splitlines()) for text in expected]
@@ -45,7 +45,7 @@ def test_a_byte_order_mark_is_not_translated(run, saved, expected):
 
 
 def test_a_model_that_returns_two_sequences_prints_one_a_line(run, saved, tmp_path):
-    """The output has one line per input line, whatever the saved options of the model."""
+    """The output has one line per input line, for any saved options of the model."""
     model = DeqNarForConditionalGeneration.from_pretrained(saved["ctc"])
     model.generation_config.update(ctc_beam_size=4, num_return_sequences=2)
     shutil.copytree(saved["ctc"], tmp_path / "two")
@@ -120,7 +120,7 @@ def test_json_lines_contain_the_figures(run, saved, expected):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_nbest_lists(run, saved, length):
+def test_nbest_prints_line_rank_and_text(run, saved, length):
     done = run("translate", "--model", saved[length], "--nbest", "3", *ENGLISH[:2])
     assert done.returncode == 0, done.stderr
     rows = [line.split("\t") for line in done.stdout.splitlines()]
@@ -161,7 +161,7 @@ def test_a_duplicate_has_no_score_in_json(capsys):
     ]
 
 
-def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):
+def test_beams_passes_and_a_reranker_can_be_combined(run, saved, tokenizer, tmp_path):
     reranker(len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     options = ["--length-beams", "3", "--passes", "2", "--max-nfe", "7", "--tol", "1e-2", "--reranker", tmp_path]
@@ -170,7 +170,7 @@ def test_beams_passes_and_a_reranker(run, saved, tokenizer, tmp_path):
     assert 2 <= json.loads(done.stdout)["nfe"] <= 14
 
 
-def test_watching_shows_drafts_and_then_the_answer(run, saved, expected):
+def test_watch_prints_drafts_and_then_the_translation(run, saved, expected):
     done = run("translate", "--model", saved["ctc"], "--watch", ENGLISH[0], "", ENGLISH[1])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")
@@ -194,8 +194,8 @@ def test_the_bundled_model_is_the_default(saved, expected, monkeypatch, capsys, 
     assert [record["translation_text"] for record in records] == expected
     monkeypatch.setattr(hf_deqnar, "PRETRAINED", str(tmp_path / "absent"))
     assert main(["translate", "hello"]) == 2
-    said = "hf-deqnar translate: This installation has no bundled model; name a model with --model.\n"
-    assert capsys.readouterr().err == said
+    output = "hf-deqnar translate: This installation has no bundled model; name a model with --model.\n"
+    assert capsys.readouterr().err == output
 
 
 def test_translations_are_printed_while_the_input_is_open(saved, expected):
@@ -248,7 +248,7 @@ def test_errors_are_one_readable_line(run, saved, tokenizer, tmp_path):
         ([*model, "--input", tmp_path / "no.txt"], "There is no file"),
         ([*model, "--input", tmp_path / "no.txt", "hello"], "Give sentences or --input, not both"),
         ([*model, "--batch-size", "0", "hello"], "--batch_size must be at least 1"),
-        ([*model, "--length-beams", "0", "hello"], "length_beams must be a whole number of at least 1"),
+        ([*model, "--length-beams", "0", "hello"], "length_beams must be an integer of at least 1"),
         ([*model, "--ctc-beam-size", "3", "hello"], "ctc_beam_size=3 needs config.length='ctc'"),
         ([*model, "--length-beams", "2", "--reranker", other, "hello"], "The reranker has"),
         ([*model, "--device", "nonsense", "hello"], "nonsense"),

@@ -56,7 +56,7 @@ def test_share_of_copied_names():
     assert share_copied([pair.references[0], "Ist sie in Oslo?", f"{name}er Luft"], [name] * 3) == 1 / 3
 
 
-def test_listed_names_bring_names_that_the_corpus_does_not_have():
+def test_listed_names_add_names_that_the_corpus_does_not_have():
     pairs = PAIRS[:3] * 200
     varied = vary_names(pairs, share=0.0, seed=1, list_share=1.0)
     cities = {pair.source.removeprefix("Does he live in ").removesuffix("?") for pair in varied}

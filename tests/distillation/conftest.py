@@ -19,7 +19,7 @@ def corpus(count: int = 40) -> list[Pair]:
 
 
 def make_teacher(tokenizer, name: str = "runs/teacher", init_std: float = 0.6) -> Teacher:
-    """With weights large enough that different sentences have different translations."""
+    """With weights that are large enough that different sentences have different translations."""
     return Teacher(name, reranker(len(tokenizer), init_std=init_std), tokenizer)
 
 

@@ -182,11 +182,11 @@ def test_candidates_are_the_translations_of_all_teachers_then_the_raw_target(tea
     assert list(figures) == ["runs/teacher", "big", "other/teacher"]
     assert json.loads(Path(f"{output}.statistics.json").read_text(encoding="utf-8")) == figures
     files = [tmp_path / f"candidates.{name}.jsonl.gz" for name in ("teacher", "big", "teacher-2")]
-    alone = [lines_of(file) for file in files]
+    single = [lines_of(file) for file in files]
     for number, line in enumerate(lines_of(output)):
         raw = corpus()[number].references[0]
         expected = {"en": corpus()[number].source, "de": raw}
-        assert line == {**expected, "candidates": [*(written[number]["de"] for written in alone), raw]}
+        assert line == {**expected, "candidates": [*(written[number]["de"] for written in single), raw]}
     assert len({line["candidates"][0] == line["candidates"][1] for line in lines_of(output)}) == 2
     before = output.read_bytes()
     output.unlink()
@@ -217,7 +217,7 @@ class Stopped(BaseException):
 
 
 def stop_after(count: int, monkeypatch, name: str = "translate_shard") -> None:
-    """Make a function of the module raise `Stopped` after so many calls."""
+    """Make a function of the module raise `Stopped` after a number of calls."""
     original, calls = getattr(distillation, name), []
 
     def counted(*arguments, **options):

@@ -187,7 +187,7 @@ def test_ctranslate2_gives_the_translations_of_transformers(tokenizer, tmp_path,
 
 
 def test_ctranslate2_suppresses_the_tokens_that_transformers_suppresses(tokenizer, tmp_path):
-    """Our own teachers suppress special tokens one by one; here the most frequent words are suppressed as well."""
+    """Teachers of this package suppress special tokens; here the most frequent words are suppressed as well."""
     pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
     teacher = make_teacher(tokenizer)
     options = dataclasses.replace(OPTIONS, num_beams=1, max_length=16)

@@ -48,7 +48,7 @@ def set_mask(chosen: tuple[int, ...], size: int) -> torch.Tensor:
     "weights",
     [
         [0.3, 0.9, 0.1, 0.5, 0.7],
-        [1e-9, 1.0, 1e-4, 0.5, 1e-9],  # a confident model: some tokens have hardly any probability
+        [1e-9, 1.0, 1e-4, 0.5, 1e-9],  # a confident model: some tokens have very low probability
         [1e-12, 1e-12, 1e-12, 1.0, 1.0],
         [1.0, 1.0, 1.0, 1.0, 1.0],
     ],
@@ -232,5 +232,5 @@ def test_total_correlation_needs_one_position_per_token_and_one_vocabulary():
     with pytest.raises(ValueError, match=f"autoregressive model has 60 tokens but the model has {VOCABULARY}"):
         conditional_total_correlation(small_model(), reranker(vocabulary=60), [batch()])
     long = padded(random_sentences(1, shortest=70, longest=70))
-    with pytest.raises(ValueError, match="too long for the autoregressive model, which takes 64"):
+    with pytest.raises(ValueError, match="too long for the autoregressive model, which supports 64"):
         conditional_total_correlation(small_model(), reranker().double(), [{"input_ids": long, "labels": long}])

@@ -44,8 +44,8 @@ def test_a_large_difference_is_significant_and_no_difference_is_not():
 def test_translations_are_in_the_order_of_the_sentences(tokenizer):
     model = small_model(vocab_size=len(tokenizer))
     sentences = [english for english, _ in SENTENCES] + [""]
-    together = translate_sentences(model, tokenizer, sentences, batch_size=3)
-    alone = [translate_sentences(model, tokenizer, [sentence], batch_size=1).texts[0] for sentence in sentences]
-    assert together.texts == alone
-    assert together.texts[-1] == ""
-    assert len(together.nfe) == len(together.converged) == 7
+    batched = translate_sentences(model, tokenizer, sentences, batch_size=3)
+    single = [translate_sentences(model, tokenizer, [sentence], batch_size=1).texts[0] for sentence in sentences]
+    assert batched.texts == single
+    assert batched.texts[-1] == ""
+    assert len(batched.nfe) == len(batched.converged) == 7

@@ -119,11 +119,11 @@ def test_a_release_contains_the_model_and_no_training_state(finished, tokenizer,
 @pytest.mark.parametrize("run", ["implicit", "teacher"])
 def test_half_precision_is_stored_and_float32_is_loaded(finished, tmp_path, run):
     assert main(finished(run, tmp_path / "half", "--half")) == 0
-    whole, stored = (load_file(folder / "model.safetensors") for folder in (finished.output / run, tmp_path / "half"))
+    full, stored = (load_file(folder / "model.safetensors") for folder in (finished.output / run, tmp_path / "half"))
     assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
     loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half")
     assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
-    for name, tensor in whole.items():
+    for name, tensor in full.items():
         assert torch.equal(loaded.state_dict()[name], tensor.half().float()), name
     assert "measured before the weights were rounded" in (tmp_path / "half" / "README.md").read_text(encoding="utf-8")
 

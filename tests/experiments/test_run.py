@@ -198,9 +198,9 @@ def test_finished_runs_are_tabulated_and_not_repeated(arguments_for, in_process,
     assert rows[-1].startswith("BLEU nrefs:1|case:mixed")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert main(arguments_for(more, "--only", "implicit", "teacher", "--table")) == 0
-    alone = capsys.readouterr().out.splitlines()
-    assert [row.split("|")[1].strip() for row in alone[2:5]] == ["the teacher, greedy", "implicit", "implicit, beam"]
-    assert not alone[5]  # other runs that implicit needs are not shown
+    single = capsys.readouterr().out.splitlines()
+    assert [row.split("|")[1].strip() for row in single[2:5]] == ["the teacher, greedy", "implicit", "implicit, beam"]
+    assert not single[5]  # other runs that implicit needs are not shown
     assert main(arguments_for(changed("runs/implicit/settings", {"config": {"memory": 3}}))) == 2
     error = capsys.readouterr().err
     assert "The results of run 'implicit' belong to another recipe (config was" in error
@@ -312,7 +312,7 @@ def test_the_results_of_the_repository_belong_to_their_recipes(path, tmp_path):
         assert {decoding["system"].partition(",")[0] for decoding in figures["decodings"].values()} <= {own}
 
 
-def test_a_name_may_have_any_letters(arguments_for, in_process, capsys):
+def test_run_names_may_contain_any_letters(arguments_for, in_process, capsys):
     content = copy.deepcopy(RECIPE)
     content["runs"] = {
         "größe": content["runs"]["teacher"],

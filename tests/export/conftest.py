@@ -1,4 +1,4 @@
-"""Small models, exported once for all tests: an export takes seconds, whatever the size of the model."""
+"""Small models, exported once for all tests: an export takes seconds for any size."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from hf_deqnar.export.graphs import export_model
 
 from ..conftest import SENTENCES, small_model, with_input_predictor
 
-# Every kind of refinement, both lengths, latents, and what else changes a graph.
+# Every refinement, both length models, latent variables, and other options that change a graph.
 KINDS = {
     "implicit": {"refinement": "implicit", "length": "ctc", "weight_norm": "weight", "layer_norm": "pre"},
     "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},

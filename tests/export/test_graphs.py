@@ -26,12 +26,12 @@ def test_each_precision_is_a_complete_folder(exported):
         assert tol == (INT8_TOL if precision == "int8" else None)
     assert not (folder.parent / "unfinished").exists()
     assert model.config.tol < INT8_TOL
-    assert model.generation_config.tol is None  # the model itself is as it was
+    assert model.generation_config.tol is None  # the model itself is not changed
     assert model.config._attn_implementation != "eager"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_keys_and_values_are_inputs_of_the_cell_and_only_weights_are_quantised(exported, kind):
+def test_keys_and_values_are_inputs_of_the_transition_and_only_weights_are_quantised(exported, kind):
     _, folders = exported(kind)
     cell = onnx.load(folders["fp32"] / "transition.onnx")
     inputs = {value.name: [axis.dim_param for axis in value.type.tensor_type.shape.dim] for value in cell.graph.input}
@@ -49,14 +49,14 @@ def test_keys_and_values_are_inputs_of_the_cell_and_only_weights_are_quantised(e
     assert (folders["fp32"] / "feedback.onnx").exists() == (kind == "explicit")
 
 
-def test_a_frozen_copy_is_the_same_function():
+def test_frozen_copy_computes_the_same_function():
     model = small_model(torch.float32, weight_norm="spectral", length="ctc")
     tokens = torch.randint(6, 50, (2, 5))
     with torch.no_grad():
         torch.testing.assert_close(frozen_copy(model)(tokens).logits, model(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_bit_is_left_unused_unless_all_eight_are_asked_for(exported, tmp_path):
+def test_int8_weights_have_seven_bits_unless_eight_are_requested(exported, tmp_path):
     _, folders = exported("implicit")
     largest = {}
     for eight_bits in (False, True):
@@ -67,12 +67,12 @@ def test_a_bit_is_left_unused_unless_all_eight_are_asked_for(exported, tmp_path)
         largest[eight_bits] = abs(onnx.numpy_helper.to_array(weight).astype(int)).max()
     assert 64 < largest[True] <= 128
     assert largest[False] <= 64
-    ours = onnx.load(folders["int8"] / "head.onnx").graph.initializer
-    (weight,) = (one for one in ours if one.data_type == 3 and one.dims[1:])
+    initializers = onnx.load(folders["int8"] / "head.onnx").graph.initializer
+    (weight,) = (one for one in initializers if one.data_type == 3 and one.dims[1:])
     assert abs(onnx.numpy_helper.to_array(weight).astype(int)).max() == largest[False]
 
 
-def test_what_cannot_be_exported_is_named(tokenizer, tmp_path):
+def test_unsupported_models_are_refused_by_option(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="architecture='bilstm' cannot be exported"):
         check_exportable(small_config(architecture="bilstm", refinement="stacked"))
     model = small_model(architecture="bilstm", refinement="stacked")
@@ -81,7 +81,7 @@ def test_what_cannot_be_exported_is_named(tokenizer, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, tokenizer, tmp_path):
+def test_missing_package_is_reported_with_its_extra(monkeypatch, tokenizer, tmp_path):
     monkeypatch.setattr(
         graphs, "find_spec", lambda name: None if name == "onnxscript" else importlib.util.find_spec(name)
     )
@@ -89,7 +89,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tokenizer, tmp_p
         export_model(small_model(), tokenizer, tmp_path)
 
 
-def test_a_folder_of_something_else_is_not_overwritten(tokenizer, tmp_path):
+def test_folder_without_export_is_not_overwritten(tokenizer, tmp_path):
     (tmp_path / "fp32").mkdir()
     (tmp_path / "fp32" / "thesis.tex").write_text("three years of work")
     with pytest.raises(FileExistsError, match="exists and is not an export"):

@@ -18,7 +18,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_what_was_written_is_read(folder):
+def test_manifest_round_trip(folder):
     manifest = read_manifest(folder)
     assert manifest["precision"] == "fp32"
     assert manifest["opset"] == 18
@@ -27,12 +27,12 @@ def test_what_was_written_is_read(folder):
     assert set(manifest["files"]) == {"head.onnx", "config.json"}
 
 
-def test_a_folder_that_is_no_export_is_refused_with_the_one_that_is(folder, tmp_path):
+def test_folder_without_manifest_is_refused_with_the_name_of_its_exports(folder, tmp_path):
     assert is_export(folder)
     assert not is_export(tmp_path)
     with pytest.raises(FileNotFoundError, match="is not an ONNX export.*name .*fp32"):
         read_manifest(tmp_path)
-    with pytest.raises(FileNotFoundError, match="make one with hf-deqnar export"):
+    with pytest.raises(FileNotFoundError, match="create one with hf-deqnar export"):
         read_manifest(tmp_path / "nothing")
 
 
@@ -40,7 +40,7 @@ def test_every_changed_or_missing_file_is_named(folder, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     (broken / "head.onnx").write_bytes(b"some grapH")
-    with pytest.raises(ValueError, match="head.onnx is not the file that was exported"):
+    with pytest.raises(ValueError, match="head.onnx differs from the exported file"):
         read_manifest(broken)
     (broken / "head.onnx").unlink()
     with pytest.raises(FileNotFoundError, match="incomplete: head.onnx is missing"):
@@ -55,7 +55,7 @@ def test_a_damaged_manifest_is_refused(folder, text):
 
 
 @pytest.mark.parametrize(("field", "value"), [("precision", "int4"), ("limits", {})])
-def test_a_manifest_of_something_else_is_refused(folder, field, value):
+def test_manifest_without_required_fields_is_refused(folder, field, value):
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps({**manifest, field: value}))
     with pytest.raises(ValueError, match="is damaged; export the model again"):

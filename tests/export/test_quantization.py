@@ -36,7 +36,7 @@ def test_only_the_token_embedding_is_stored_by_rows(exported, kind, name):
     np.testing.assert_allclose(values * scales, table, atol=np.abs(table).max() / 200)
 
 
-def test_a_table_that_something_else_uses_stays(tmp_path):
+def test_table_with_other_uses_is_not_removed(tmp_path):
     table = np.arange(12, dtype=np.float32).reshape(4, 3)
     graph = onnx.helper.make_graph(
         [

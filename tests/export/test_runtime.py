@@ -22,7 +22,7 @@ def lists(sequences: torch.Tensor, padding: int = 1) -> list[list[int]]:
 
 
 def options_of(model) -> list[dict]:
-    """What `generate` can be asked for, as far as this kind of model can do it."""
+    """Options of `generate` that this kind of model supports."""
     beams = {"ctc_beam_size": 3} if model.config.length == "ctc" else {"length_beams": 3, "deduplicate": True}
     options = [{}, {"refinement_passes": 2, "max_nfe": 5}, {**beams, "num_return_sequences": 2}]
     if model.config.refinement != "stacked":
@@ -35,23 +35,23 @@ def options_of(model) -> list[dict]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_states_are_those_of_torch(loaded, batch, kind):
+def test_states_agree_with_torch(loaded, batch, kind):
     model, exported = loaded(kind, "fp32")
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
-        ours, theirs = (
+        actual, expected = (
             exported.prepare(batch["input_ids"], mask, shortlist=True),
             model.prepare(batch["input_ids"], mask, shortlist=True),
         )
         inside = mask[:, None, :, None]
-        for (key, value), (other_key, other_value) in zip(ours.keys_values, theirs.keys_values, strict=True):
+        for (key, value), (other_key, other_value) in zip(actual.keys_values, expected.keys_values, strict=True):
             torch.testing.assert_close(key * inside, other_key * inside, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(value * inside, other_value * inside, rtol=1e-4, atol=1e-5)
         if model.config.length == "predict":
-            torch.testing.assert_close(ours.length_logits, theirs.length_logits, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual.length_logits, expected.length_logits, rtol=1e-4, atol=1e-5)
         lengths = mask.sum(dim=1) * 2
-        canvas = model.lay_out(theirs, lengths=lengths)
-        bound, other = exported.model.bind(ours, canvas), model.model.bind(theirs, canvas)
+        canvas = model.lay_out(expected, lengths=lengths)
+        bound, other = exported.model.bind(actual, canvas), model.model.bind(expected, canvas)
         inside = canvas.mask[:, :, None]
         state = torch.zeros_like(other.context.injection)
         for _ in range(3):
@@ -61,29 +61,29 @@ def test_the_states_are_those_of_torch(loaded, batch, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_and_figures_are_those_of_torch(loaded, batch, kind):
+def test_tokens_and_figures_agree_with_torch(loaded, batch, kind):
     model, exported = loaded(kind, "fp32")
     for options in options_of(model):
-        ours = exported.generate(**batch, **options, return_dict_in_generate=True)
-        theirs = model.generate(**batch, **options, return_dict_in_generate=True)
-        assert torch.equal(ours.sequences, theirs.sequences), options
-        assert torch.equal(ours.nfe, theirs.nfe), options
-        torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=1e-3, atol=1e-4)
-        if theirs.residual is not None:
-            assert torch.equal(ours.converged, theirs.converged)
-            torch.testing.assert_close(ours.residual, theirs.residual, rtol=0.05, atol=1e-5)
+        actual = exported.generate(**batch, **options, return_dict_in_generate=True)
+        expected = model.generate(**batch, **options, return_dict_in_generate=True)
+        assert torch.equal(actual.sequences, expected.sequences), options
+        assert torch.equal(actual.nfe, expected.nfe), options
+        torch.testing.assert_close(actual.sequences_scores, expected.sequences_scores, rtol=1e-3, atol=1e-4)
+        if expected.residual is not None:
+            assert torch.equal(actual.converged, expected.converged)
+            torch.testing.assert_close(actual.residual, expected.residual, rtol=0.05, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8_agrees_on_most_tokens(loaded, batch, kind):
     model, exported = loaded(kind, "int8")
     near = agreement(lists(model.generate(**batch)), lists(exported.generate(**batch)))
-    assert near.tokens > 0.7, near  # random weights: every token is a close call
+    assert near.tokens > 0.7, near  # with random weights, probabilities of different tokens are similar
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sentence_is_translated_the_same_in_any_company(loaded, batch, kind, precision):
+def test_translation_does_not_depend_on_batch(loaded, batch, kind, precision):
     _, exported = loaded(kind, precision)
 
     def translate(rows: list[int], extra: int = 0, **options) -> list[tuple]:
@@ -97,29 +97,29 @@ def test_a_sentence_is_translated_the_same_in_any_company(loaded, batch, kind, p
         return list(zip(lists(out.sequences), out.nfe.tolist(), residual, strict=True))
 
     for options in options_of(exported)[:2] + options_of(exported)[3:4]:
-        alone = [translate([row], **options)[0] for row in range(len(ENGLISH))]
+        single = [translate([row], **options)[0] for row in range(len(ENGLISH))]
         order = torch.randperm(len(ENGLISH)).tolist()
         for place, (text, nfe, residual) in enumerate(translate(order, extra=3, **options)):
-            assert (text, nfe) == alone[order[place]][:2]
+            assert (text, nfe) == single[order[place]][:2]
             if residual is not None:
-                # int8 is the same to the last bit, or a rounding would sooner or later fall on the other side
-                assert residual == pytest.approx(alone[order[place]][2], rel=0.0 if precision == "int8" else 1e-2)
+                # int8 is bitwise equal; otherwise rounding would eventually differ
+                assert residual == pytest.approx(single[order[place]][2], rel=0.0 if precision == "int8" else 1e-2)
 
 
-def test_rows_that_are_done_cost_nothing_more(loaded, batch, monkeypatch):
-    """The rows that are given to the graph, added up, are the evaluations that are reported."""
+def test_converged_rows_are_not_evaluated(loaded, batch, monkeypatch):
+    """The total number of rows of all calls of the graph equals the reported evaluations."""
     _, exported = loaded("implicit", "fp32")
-    seen = []
+    recorded = []
     graph = exported.model.transition.graph
     monkeypatch.setattr(
-        exported.model.transition, "graph", lambda inputs: (seen.append(len(inputs["state"])), graph(inputs))[1]
+        exported.model.transition, "graph", lambda inputs: (recorded.append(len(inputs["state"])), graph(inputs))[1]
     )
     out = exported.generate(**batch, tol=3e-4, return_dict_in_generate=True)
     assert len(set(out.nfe.tolist())) > 1
-    assert sum(seen) == int(out.nfe.sum())
+    assert sum(recorded) == int(out.nfe.sum())
 
 
-def test_no_vocabulary_leaves_the_runtime_unless_it_is_needed(loaded, batch, monkeypatch):
+def test_log_probabilities_are_returned_only_if_needed(loaded, batch, monkeypatch):
     _, exported = loaded("implicit", "fp32")
     asked = []
     head = exported.head
@@ -134,7 +134,7 @@ def test_no_vocabulary_leaves_the_runtime_unless_it_is_needed(loaded, batch, mon
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("kind", ["implicit", "explicit"])
-def test_drafts_and_streams(loaded, batch, tokenizer, capsys, kind, precision):
+def test_trajectory_and_streamer_work_with_exports(loaded, batch, tokenizer, capsys, kind, precision):
     _, exported = loaded(kind, precision)
     out = exported.generate(**batch, output_trajectory=True, return_dict_in_generate=True)
     for row, drafts in enumerate(out.trajectory):
@@ -146,13 +146,13 @@ def test_drafts_and_streams(loaded, batch, tokenizer, capsys, kind, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_translation_pipeline(loaded, tokenizer, precision):
+def test_translation_pipeline_accepts_exports(loaded, tokenizer, precision):
     model, exported = loaded("mixed", precision)
     translate = pipeline("translation", model=exported, tokenizer=tokenizer)
-    alone = [translate(sentence)[0] for sentence in ENGLISH]
-    assert translate(ENGLISH, batch_size=4) == alone
+    single = [translate(sentence)[0] for sentence in ENGLISH]
+    assert translate(ENGLISH, batch_size=4) == single
     if precision == "fp32":
-        assert alone == pipeline("translation", model=model, tokenizer=tokenizer)(ENGLISH)
+        assert single == pipeline("translation", model=model, tokenizer=tokenizer)(ENGLISH)
     figures = translate("", return_figures=True)[0], translate(ENGLISH[0], return_figures=True)[0]
     assert figures[0] == {"translation_text": ""}
     assert figures[1]["nfe"] > 1
@@ -160,7 +160,9 @@ def test_the_translation_pipeline(loaded, tokenizer, precision):
 
 def test_an_input_beyond_the_limits_is_refused(loaded, tokenizer):
     _, exported = loaded("implicit", "fp32")
-    with pytest.raises(ValueError, match="A source of 65 tokens is longer than this export takes, which is 64; split"):
+    with pytest.raises(
+        ValueError, match="A source of 65 tokens is longer than the 64 tokens that this export supports; split"
+    ):
         exported.generate(torch.full((1, 65), 7))
     with pytest.raises(ValueError, match="The source is 129 positions long"):
         exported.generate(torch.full((1, 129), 7))
@@ -185,7 +187,7 @@ def test_another_device_is_refused(loaded):
         exported.to("cuda:0")
 
 
-def test_a_missing_or_old_onnxruntime_says_which_extra_to_install(exported, monkeypatch):
+def test_missing_or_old_onnxruntime_is_reported_with_its_extra(exported, monkeypatch):
     _, folders = exported("implicit")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r"needs onnxruntime: pip install 'hf_deqnar\[onnx\]'"):
@@ -201,15 +203,15 @@ def test_damaged_and_mismatched_folders_are_refused(exported, tmp_path):
     mixed_up = tmp_path / "mixed_up"
     shutil.copytree(folders["fp32"], mixed_up)
     shutil.copy(others["fp32"] / "config.json", mixed_up)
-    with pytest.raises(ValueError, match="config.json is not the file that was exported: it is damaged or of another"):
+    with pytest.raises(ValueError, match="config.json differs from the exported file: it is damaged or of another"):
         DeqNarOnnxModel.from_pretrained(mixed_up)
     cut = tmp_path / "cut"
     shutil.copytree(folders["int8"], cut)
     (cut / "head.onnx").write_bytes((cut / "head.onnx").read_bytes()[:1000])
-    with pytest.raises(ValueError, match="head.onnx is not the file that was exported"):
+    with pytest.raises(ValueError, match="head.onnx differs from the exported file"):
         DeqNarOnnxModel.from_pretrained(cut)
     with pytest.raises(ValueError, match="onnxruntime .* cannot load .*head.onnx"):
-        runtime.Session(cut / "head.onnx", threads=1).session  # noqa: B018, it is loaded by being asked for
+        runtime.Session(cut / "head.onnx", threads=1).session  # noqa: B018, reading the property loads it
     with pytest.raises(FileNotFoundError, match="is not an ONNX export.*name .*fp32 or .*int8"):
         DeqNarOnnxModel.from_pretrained(folders["fp32"].parent)
     with pytest.raises(ValueError, match="threads must be at least 1, not 0"):

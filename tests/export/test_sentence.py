@@ -10,7 +10,7 @@ from hf_deqnar.models.deqnar.streaming import TerminalStreamer
 from .conftest import KINDS
 
 AT_ONCE = ["implicit", "mixed with a shortlist", "stacked"]
-# What the graph of a whole sentence can do, and what it leaves to the others.
+# Options that the sentence graph supports, and options for which other graphs are used.
 ITS_OWN = [
     {"max_nfe": 1},
     {"max_nfe": 2, "tol": 1e-6},
@@ -33,9 +33,9 @@ def calls(monkeypatch):
     """A function: exported model → a list that grows with every call of its sentence graph."""
 
     def watch(exported) -> list:
-        seen, graph = [], exported.sentence
-        monkeypatch.setattr(exported, "sentence", lambda *inputs: (seen.append(inputs), graph(*inputs))[1])
-        return seen
+        recorded, graph = [], exported.sentence
+        monkeypatch.setattr(exported, "sentence", lambda *inputs: (recorded.append(inputs), graph(*inputs))[1])
+        return recorded
 
     return watch
 
@@ -44,26 +44,26 @@ def sentences(batch) -> list[torch.Tensor]:
     return [row[: int(mask.sum())][None] for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
 
 
-def test_only_models_that_can_be_one_graph_have_it(loaded):
+def test_only_supported_models_have_a_sentence_graph(loaded):
     assert [kind for kind in KINDS if loaded(kind, "fp32")[1].sentence is not None] == sorted(
         AT_ONCE, key=list(KINDS).index
     )
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_one_call_says_what_the_solver_says(loaded, batch, calls, kind):
+def test_sentence_graph_agrees_with_solver(loaded, batch, calls, kind):
     model, exported = loaded(kind, "fp32")
-    seen = calls(exported)
+    recorded = calls(exported)
     for number, options in enumerate(ITS_OWN):
         for source in sentences(batch):
             found = exported.generate(source, **options)
             solved = model.generate(source, **options)
             assert torch.equal(found, solved), options
-        assert len(seen) == (number + 1) * len(batch["input_ids"])
+        assert len(recorded) == (number + 1) * len(batch["input_ids"])
 
 
 @pytest.mark.parametrize("kind", ["implicit", "mixed with a shortlist"])
-def test_its_evaluations_and_residuals_are_those_of_the_solver(loaded, batch, kind):
+def test_evaluations_and_residuals_agree_with_solver(loaded, batch, kind):
     model, exported = loaded(kind, "fp32")
     compared = 0
     for source in sentences(batch):
@@ -71,7 +71,7 @@ def test_its_evaluations_and_residuals_are_those_of_the_solver(loaded, batch, ki
         if model.model.shortlist is not None:
             inputs["words"] = model.model.shortlist(source, torch.ones_like(source, dtype=torch.bool)).tokens
         residual, before, nfe = exported.sentence(inputs, ["residual", "residual_before", "nfe"])
-        if not residual < before:  # a mixed model with random weights may go in circles
+        if not residual < before:  # a mixed model with random weights may cycle
             continue
         compared += 1
         options = {"solver": "picard", "max_nfe": 9, "tol": 2e-2, "return_dict_in_generate": True}
@@ -82,26 +82,26 @@ def test_its_evaluations_and_residuals_are_those_of_the_solver(loaded, batch, ki
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_what_it_cannot_do_is_left_to_the_other_graphs(loaded, batch, calls, tokenizer, kind):
+def test_unsupported_options_use_the_other_graphs(loaded, batch, calls, tokenizer, kind):
     _, exported = loaded(kind, "fp32")
-    seen = calls(exported)
+    recorded = calls(exported)
     others = NOT_ITS_OWN if kind == "stacked" else [*NOT_ITS_OWN, {"solver": "anderson"}, {"stop_on_stable_tokens": 1}]
     for options in others:
         exported.generate(sentences(batch)[0], **options)
-    exported.generate(**batch, max_nfe=2)  # several rows, of which fp32 need not treat every one alone
+    exported.generate(**batch, max_nfe=2)  # several rows, which fp32 processes in one batch
     drafts = io.StringIO()
     exported.generate(sentences(batch)[0], max_nfe=2, streamer=TerminalStreamer(tokenizer, drafts))
     assert drafts.getvalue()
-    assert not seen
+    assert not recorded
 
 
-def test_an_unknown_solver_is_refused_in_one_call_too(loaded, batch):
+def test_unknown_solver_is_refused(loaded, batch):
     for kind in AT_ONCE:
         with pytest.raises(ValueError, match="Unknown solver 'andersen'"):
             loaded(kind, "fp32")[1].generate(sentences(batch)[0], solver="andersen", max_nfe=2)
 
 
-def test_the_int8_graph_is_quantised_throughout(exported):
+def test_int8_graph_is_completely_quantised(exported):
     _, folders = exported("implicit")
     graph = onnx.load(folders["int8"] / "sentence.onnx").graph
     (loop,) = (node for node in graph.node if node.op_type == "Loop")
@@ -113,7 +113,7 @@ def test_the_int8_graph_is_quantised_throughout(exported):
         assert any(node.op_type == "MatMulInteger" for node in part.node)
 
 
-def test_a_residual_that_does_not_fall_is_the_solvers_business(loaded, batch, monkeypatch):
+def test_growing_residual_falls_back_to_the_general_solver(loaded, batch, monkeypatch):
     model, exported = loaded("implicit", "fp32")
     source, options = sentences(batch)[0], {"solver": "picard", "tol": 1e-2}
     wrong = torch.full((1, 2 * source.shape[1]), 7)
@@ -125,20 +125,20 @@ def test_a_residual_that_does_not_fall_is_the_solvers_business(loaded, batch, mo
 
 
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_int8_takes_sentence_by_sentence_in_any_company(loaded, batch, calls, kind):
+def test_int8_translation_does_not_depend_on_batch(loaded, batch, calls, kind):
     _, exported = loaded(kind, "int8")
-    seen = calls(exported)
-    alone = [exported.generate(source, max_nfe=2)[0].tolist() for source in sentences(batch)]
-    order = torch.randperm(len(alone)).tolist()
-    together = exported.generate(batch["input_ids"][order], attention_mask=batch["attention_mask"][order], max_nfe=2)
+    recorded = calls(exported)
+    single = [exported.generate(source, max_nfe=2)[0].tolist() for source in sentences(batch)]
+    order = torch.randperm(len(single)).tolist()
+    batched = exported.generate(batch["input_ids"][order], attention_mask=batch["attention_mask"][order], max_nfe=2)
     padding = exported.config.pad_token_id
     for place, row in enumerate(order):
-        text = alone[row]
-        assert together[place].tolist() == text + [padding] * (together.shape[1] - len(text))
-    assert len(seen) == 2 * len(alone)
+        text = single[row]
+        assert batched[place].tolist() == text + [padding] * (batched.shape[1] - len(text))
+    assert len(recorded) == 2 * len(single)
 
 
-def test_long_texts_are_cut_and_empty_ones_are_one_padding_token(loaded, batch, monkeypatch):
+def test_long_texts_are_truncated_and_empty_ones_are_one_padding_token(loaded, batch, monkeypatch):
     model, exported = loaded("implicit", "fp32")
     source = sentences(batch)[0]
     for options in ({"max_nfe": 2, "max_length": 1}, {"max_nfe": 2, "max_length": 1, "ctc_beam_size": 3}):

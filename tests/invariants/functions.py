@@ -1,4 +1,4 @@
-"""Functions with known fixed points, in the form the solver wants: each row has a context of its own."""
+"""Functions with known fixed points, in the form that the solver needs: each row has its own context."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class Contraction:
 
 
 class Counting:
-    """Wraps a function and counts, for every row of the original batch, the evaluations it took part in."""
+    """Wraps a function and counts the evaluations of every row of the original batch."""
 
     def __init__(self, function, rows: int):
         self.function, self.rows, self.counts = function, torch.arange(rows), torch.zeros(rows, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""A sentence's answer, evaluations and residual are the same alone, in any batch, with any padding."""
+"""Output, evaluations and residual of a sentence do not depend on its batch or padding."""
 
 import pytest
 import torch
@@ -12,22 +12,22 @@ from .functions import Contraction
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_row_is_solved_the_same_in_any_company(solver):
+def test_solution_does_not_depend_on_batch(solver):
     function = Contraction.random(rows=7, positions=4, features=6, strength=0.95)
     options = {"solver": solver, "tol": 1e-8, "max_nfe": 60}
-    alone = [solve(function.select(torch.tensor([row])), function.zeros[:1], **options) for row in range(7)]
-    assert len({int(found.nfe) for found in alone}) > 1  # rows do leave at different times
+    single = [solve(function.select(torch.tensor([row])), function.zeros[:1], **options) for row in range(7)]
+    assert len({int(found.nfe) for found in single}) > 1  # rows converge at different times
     for _ in range(4):
         order = torch.randperm(7)
-        together = solve(function.select(order), function.zeros, **options)
+        batched = solve(function.select(order), function.zeros, **options)
         for place, row in enumerate(order):
-            assert together.nfe[place] == alone[row].nfe
-            torch.testing.assert_close(together.residual[place], alone[row].residual[0], rtol=1e-6, atol=1e-14)
-            torch.testing.assert_close(together.value[place], alone[row].value[0], rtol=1e-10, atol=1e-12)
+            assert batched.nfe[place] == single[row].nfe
+            torch.testing.assert_close(batched.residual[place], single[row].residual[0], rtol=1e-6, atol=1e-14)
+            torch.testing.assert_close(batched.value[place], single[row].value[0], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_padding_changes_nothing(solver):
+def test_padding_has_no_effect(solver):
     short = Contraction.random(rows=3, positions=4, features=6, strength=0.9)
     junk = torch.randn(3, 5, 6, dtype=torch.float64) * 100
     longer = Contraction(short.weight, torch.cat([short.context, junk], dim=1))
@@ -42,7 +42,7 @@ def test_padding_changes_nothing(solver):
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_sentence_is_read_the_same_in_any_company(refinement, length):
+def test_logits_do_not_depend_on_batch(refinement, length):
     model = small_model(refinement=refinement, length=length, tol=1e-6, max_nfe=40)
     sentences = random_sentences(6)
 
@@ -53,18 +53,18 @@ def test_a_sentence_is_read_the_same_in_any_company(refinement, length):
         lengths = out.canvas_mask.sum(dim=1)
         return [(out.logits[row, : lengths[row]], out.nfe[row], residual[row]) for row in range(len(batch))]
 
-    alone = [read([sentence])[0] for sentence in sentences]
+    single = [read([sentence])[0] for sentence in sentences]
     for extra in (0, 1, 7):
         order = torch.randperm(6).tolist()
-        together = read([sentences[index] for index in order], extra)
+        batched = read([sentences[index] for index in order], extra)
         for place, index in enumerate(order):
-            for ours, theirs in zip(together[place], alone[index], strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
-            assert together[place][1] == alone[index][1]
+            for actual, expected in zip(batched[place], single[index], strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-9)
+            assert batched[place][1] == single[index][1]
 
 
 OPTIONS = [{}, {"refinement_passes": 3}, {"stop_on_stable_tokens": 2}, {"beams": 3}, {"input_sampling": True}]
-CASES = [  # a stacked model evaluates once: it has no iteration to stop
+CASES = [  # a stacked model evaluates once, so there is no iteration to stop
     (refinement, options)
     for refinement in REFINEMENTS
     for options in OPTIONS
@@ -74,7 +74,7 @@ CASES = [  # a stacked model evaluates once: it has no iteration to stop
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize(("refinement", "options"), CASES)
-def test_a_real_sentence_is_translated_the_same_in_any_company(refinement, length, options, tokenizer):
+def test_translation_of_real_sentences_does_not_depend_on_batch(refinement, length, options, tokenizer):
     sentences = real_sentences(6)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512}
     fields = {"refinement": refinement, "length": length, **sizes}
@@ -91,21 +91,21 @@ def test_a_real_sentence_is_translated_the_same_in_any_company(refinement, lengt
         texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
         return list(zip(texts, out.nfe.tolist(), residual, strict=True))
 
-    alone = [translate([sentence])[0] for sentence in sentences]
+    single = [translate([sentence])[0] for sentence in sentences]
     order = torch.randperm(6).tolist()
-    together = translate([sentences[index] for index in order])
+    batched = translate([sentences[index] for index in order])
     for place, index in enumerate(order):
-        assert together[place][:2] == alone[index][:2]
-        assert together[place][2] == pytest.approx(alone[index][2], rel=1e-6)
+        assert batched[place][:2] == single[index][:2]
+        assert batched[place][2] == pytest.approx(single[index][2], rel=1e-6)
 
 
-def test_the_pipeline_translates_the_same_in_any_batch(tokenizer):
+def test_pipeline_translation_does_not_depend_on_batch(tokenizer):
     model = small_model(length="ctc", vocab_size=len(tokenizer), max_position_embeddings=512)
     translate = pipeline("translation", model=model, tokenizer=tokenizer)
     sentences = real_sentences(9)
-    alone = [translate(sentence, return_figures=True)[0] for sentence in sentences]
+    single = [translate(sentence, return_figures=True)[0] for sentence in sentences]
     for size in (2, 4, 9):
-        for ours, theirs in zip(translate(sentences, batch_size=size, return_figures=True), alone, strict=True):
-            assert ours["translation_text"] == theirs["translation_text"]
-            assert ours["nfe"] == theirs["nfe"]
-            assert ours["residual"] == pytest.approx(theirs["residual"], rel=1e-6)
+        for actual, expected in zip(translate(sentences, batch_size=size, return_figures=True), single, strict=True):
+            assert actual["translation_text"] == expected["translation_text"]
+            assert actual["nfe"] == expected["nfe"]
+            assert actual["residual"] == pytest.approx(expected["residual"], rel=1e-6)

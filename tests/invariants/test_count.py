@@ -21,7 +21,7 @@ def test_evaluations_are_counted_row_by_row(solver, budget):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_function_without_select_is_called_as_often_as_its_slowest_row_says(solver):
+def test_function_without_select_is_called_as_often_as_for_its_slowest_row(solver):
     function = Contraction.random(rows=9, positions=2, features=5, strength=0.95)
     calls = []
     found = solve(lambda z: calls.append(1) or function(z), function.zeros, solver=solver, max_nfe=60, tol=1e-7)
@@ -32,7 +32,7 @@ def test_a_function_without_select_is_called_as_often_as_its_slowest_row_says(so
 
 @pytest.mark.parametrize("budget", [1, 2, 30])
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_the_model_counts_its_decoder(refinement, budget, monkeypatch):
+def test_nfe_equals_the_number_of_decoder_evaluations(refinement, budget, monkeypatch):
     model = small_model(refinement=refinement, max_nfe=budget, tol=1e-5)
     transition = model.model.transition
     rows = []

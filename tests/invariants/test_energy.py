@@ -1,4 +1,4 @@
-"""Law 7: with one-hot inputs the energy is the teacher's negative log-likelihood; operators are those of table 1."""
+"""Invariant 7: the energy of one-hot inputs is the negative log-likelihood; operators are those of table 1."""
 
 import math
 
@@ -12,9 +12,9 @@ from hf_deqnar.objectives.energy import (
     EnergyObjective,
     check_teacher,
     energy,
+    forbid_early_end,
     gumbel_noise,
     reader_of,
-    whole_sentences,
 )
 
 from ..conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model
@@ -48,7 +48,7 @@ def seeded() -> torch.Generator:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_with_one_hot_inputs_the_energy_is_the_negative_log_likelihood(kind):
+def test_energy_of_one_hot_inputs_is_the_negative_log_likelihood(kind):
     teacher, batch = small_teacher(kind).double(), batch_of(extra=2)
     check_teacher(teacher, VOCABULARY)
     labels = batch["labels"]
@@ -63,12 +63,12 @@ def test_with_one_hot_inputs_the_energy_is_the_negative_log_likelihood(kind):
         ]
     assert torch.allclose(by_distribution, torch.stack(likelihoods), rtol=1e-12)
     assert torch.allclose(by_token, torch.stack(likelihoods), rtol=1e-12)
-    assert by_token.std() > 1  # sentences of different likelihood, or the test would say little
+    assert by_token.std() > 1  # sentences of different likelihood, for a meaningful test
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_soft_tokens_are_read_as_the_mixture_of_their_embeddings(kind):
-    """Independently of our reader: the embeddings are mixed by a hook inside the teacher's own lookup."""
+def test_soft_tokens_are_embedded_as_mixtures(kind):
+    """Independently of `reader_of`: a hook in the embedding of the teacher mixes the embeddings."""
     teacher, batch = small_teacher(kind).double(), batch_of()
     mask, first, second = batch["labels"] >= 0, batch["labels"].clamp_min(0), batch["labels"].clamp_min(0).flip(1)
     share = 0.3
@@ -109,18 +109,18 @@ def test_any_function_can_be_the_teacher():
     assert torch.allclose(energy(read, tokens, tokens, mask), torch.stack(expected))
 
 
-def test_an_end_before_the_end_is_as_unlikely_as_can_be_and_whole_sentences_are_judged_as_before():
+def test_forbid_early_end_changes_only_inner_end_tokens():
     teacher, batch = small_teacher().double(), batch_of(extra=1)
     mask, tokens = batch["labels"] >= 0, batch["labels"].clamp_min(0)
     read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
-    strict = whole_sentences(read, END)
+    strict = forbid_early_end(read, END)
     with torch.no_grad():
         assert torch.equal(energy(strict, tokens, tokens, mask), energy(read, tokens, tokens, mask))
         ended = torch.full_like(tokens, END)
-        said = read(ended, mask)
+        output = read(ended, mask)
         lengths = mask.sum(dim=1)
         for row, length in enumerate(lengths.tolist()):
-            early = -said[row, : length - 1].amin(dim=-1).sum() - said[row, length - 1, END]
+            early = -output[row, : length - 1].amin(dim=-1).sum() - output[row, length - 1, END]
             assert torch.isclose(energy(strict, ended, ended, mask)[row], early)
         by_distribution = functional.one_hot(ended, VOCABULARY).double()
         found = energy(strict, ended, by_distribution, mask)
@@ -128,20 +128,20 @@ def test_an_end_before_the_end_is_as_unlikely_as_can_be_and_whole_sentences_are_
 
 
 @pytest.mark.parametrize("forbidden", [True, False])
-def test_the_objective_forbids_early_ends_unless_told_otherwise(forbidden):
+def test_objective_forbids_early_ends_by_default(forbidden):
     student, teacher, batch = small_model(refinement="stacked"), small_teacher().double(), batch_of()
     bonus = torch.zeros(VOCABULARY, dtype=torch.float64).index_fill(0, torch.tensor([END]), 100.0)
     student.lm_head.register_forward_hook(lambda module, arguments, logits: logits + bonus)
     read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
     terms = EnergyObjective(forbid_early_end=forbidden).terms(student, read, batch)
     ended, mask = torch.full_like(batch["labels"], END), batch["labels"] >= 0
-    expected = energy(whole_sentences(read, END) if forbidden else read, ended, ended, mask).sum()
+    expected = energy(forbid_early_end(read, END) if forbidden else read, ended, ended, mask).sum()
     assert torch.allclose(terms["discrete_energy"].total, expected)
     assert torch.allclose(terms["energy"].total, expected)
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_sentence_has_the_same_energy_in_any_company(refinement):
+def test_energy_does_not_depend_on_batch(refinement):
     student, teacher = small_model(refinement=refinement), small_teacher().double()
     objective = EnergyObjective()
 
@@ -150,12 +150,12 @@ def test_a_sentence_has_the_same_energy_in_any_company(refinement):
         terms = objective.terms(student, read, batch)
         return torch.stack([terms[name].total for name in ("energy", "discrete_energy", "length")])
 
-    alone = sum(totals(batch_of([row])) for row in range(4))
-    assert torch.allclose(totals(batch_of(extra=3)), alone, rtol=1e-9)
-    assert torch.allclose(totals(batch_of([2, 0, 3, 1])), alone, rtol=1e-9)
+    single = sum(totals(batch_of([row])) for row in range(4))
+    assert torch.allclose(totals(batch_of(extra=3)), single, rtol=1e-9)
+    assert torch.allclose(totals(batch_of([2, 0, 3, 1])), single, rtol=1e-9)
 
 
-def test_padding_has_no_part_in_the_energy_or_its_gradient():
+def test_padding_does_not_affect_the_energy_or_its_gradient():
     teacher, batch = small_teacher().double(), batch_of(extra=2)
     mask = batch["labels"] >= 0
     read = reader_of(teacher, batch["input_ids"], batch["attention_mask"])
@@ -170,7 +170,7 @@ def test_padding_has_no_part_in_the_energy_or_its_gradient():
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_teacher_is_left_as_it_was_and_its_dropout_is_off(kind):
+def test_teacher_is_restored_and_has_no_dropout(kind):
     teacher, batch = small_teacher(kind).double(), batch_of()
     student = small_model(torch.float64).train()
     objective = EnergyObjective()
@@ -199,8 +199,8 @@ def test_the_teacher_is_left_as_it_was_and_its_dropout_is_off(kind):
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_the_discrete_energy_is_that_of_what_the_student_writes(refinement):
-    """Even where it would like best to write <pad>, <mask> or <s>, which are never part of a text."""
+def test_discrete_energy_is_that_of_the_predicted_tokens(refinement):
+    """Also if the most likely token is <pad>, <mask> or <s>, which are never generated."""
     student, teacher, batch = small_model(refinement=refinement), small_teacher().double(), batch_of()
     never = [student.config.pad_token_id, student.config.mask_token_id, student.config.bos_token_id]
     bonus = torch.zeros(VOCABULARY, dtype=torch.float64).index_fill(0, torch.tensor(never), 100.0)
@@ -237,7 +237,7 @@ def by_hand(name: str, logits: torch.Tensor, temperature: float) -> tuple[torch.
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_values_and_gradients_of_operators_are_those_of_table_1(name, temperature):
+def test_values_and_gradients_of_operators_agree_with_table_1(name, temperature):
     logits = torch.tensor([0.3, -1.0, 2.0, 1.9, 0.0], dtype=torch.float64)
 
     def apply(values):
@@ -250,7 +250,7 @@ def test_values_and_gradients_of_operators_are_those_of_table_1(name, temperatur
     assert torch.allclose(torch.autograd.functional.jacobian(apply, logits), jacobian, atol=1e-14)
 
 
-def test_the_operators_are_five_and_differ():
+def test_there_are_five_different_operators():
     assert list(OPERATORS) == ["SX", "STL", "SG", "ST", "GX"]
     logits = random_logits()
     values = {name: operator(logits, 1.0, seeded()) for name, operator in OPERATORS.items()}
@@ -261,7 +261,7 @@ def test_the_operators_are_five_and_differ():
         assert torch.equal(values[name].sum(dim=-1), torch.ones_like(values[name][..., 0]))
 
 
-def test_the_noise_is_gumbel_and_the_generator_decides_it():
+def test_noise_is_gumbel_and_determined_by_the_generator():
     noise = gumbel_noise(torch.empty(200_000, dtype=torch.float64), seeded())
     assert noise.isfinite().all()
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.02)
@@ -273,7 +273,7 @@ def test_the_noise_is_gumbel_and_the_generator_decides_it():
 
 @pytest.mark.parametrize("fed", OPERATORS)
 @pytest.mark.parametrize("compared", OPERATORS)
-def test_the_gradient_of_every_pair_is_the_chain_rule_of_the_paper(fed, compared):
+def test_gradient_of_every_pair_of_operators_follows_the_chain_rule(fed, compared):
     """∂E/∂z = Σ ∂E/∂O·∂O/∂z: outer derivatives with both sequences as leaves, Jacobians by hand at one position."""
     teacher, batch, logits = small_teacher().double(), batch_of(), random_logits().requires_grad_()
     mask = batch["labels"] >= 0
@@ -293,4 +293,4 @@ def test_the_gradient_of_every_pair_is_the_chain_rule_of_the_paper(fed, compared
     assert torch.allclose(found, expected, atol=1e-10)
     assert (outer[0][:, :-1][mask[:, 1:]].abs().sum(dim=-1) > 0).all()  # the teacher's inputs matter
     last = mask.sum(dim=1) - 1
-    assert (outer[0][torch.arange(4), last] == 0).all()  # but nothing follows the last token
+    assert (outer[0][torch.arange(4), last] == 0).all()  # the last token is no decoder input

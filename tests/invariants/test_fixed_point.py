@@ -1,4 +1,4 @@
-"""A row called converged has a residual under tol when f is evaluated once more by hand; one that is not says so."""
+"""A converged row has a residual below tol when f is evaluated again; other rows are marked as unconverged."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from .functions import Contraction
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strength", [0.3, 0.9, 1.2, 3.0])
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_what_is_called_converged_is_converged(solver, strength, dtype):
+def test_converged_rows_have_a_residual_below_the_tolerance(solver, strength, dtype):
     function = Contraction.random(rows=16, positions=2, features=8, strength=strength)
     function = Contraction(function.weight.to(dtype), function.context.to(dtype))
     tol = 1e-2 if dtype == torch.bfloat16 else 1e-5
@@ -27,7 +27,7 @@ def test_what_is_called_converged_is_converged(solver, strength, dtype):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("expanding", [lambda z: 3 * z + 1, lambda z: z * z + 1, lambda z: torch.exp(z) + 2])
-def test_an_expanding_function_gives_a_finite_answer_and_says_so(solver, expanding):
+def test_expanding_function_returns_a_finite_unconverged_result(solver, expanding):
     found = solve(expanding, torch.full((3, 4), 2.0), solver=solver, max_nfe=25, tol=1e-4)
     assert found.state.isfinite().all()
     assert found.value.isfinite().all()
@@ -43,7 +43,7 @@ def test_acceleration_solves_an_expanding_linear_function():
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_the_model_stands_still_where_it_says_so(refinement):
+def test_converged_state_is_a_fixed_point(refinement):
     model = small_model(refinement=refinement, max_nfe=30, tol=1e-5)
     tokens = padded(random_sentences(5))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A model sharded by `fully_shard` trains and translates as a whole one does. Real gloo processes, in float64."""
+"""A model sharded by `fully_shard` trains and translates like an unsharded one. Real gloo processes, in float64."""
 
 import json
 import os
@@ -56,7 +56,7 @@ if accelerator.is_main_process:
 """
 
 
-def test_a_sharded_model_takes_the_step_of_a_whole_one_and_translates_the_same(tmp_path):
+def test_sharded_model_trains_and_translates_like_an_unsharded_one(tmp_path):
     script = tmp_path / "sharded.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]

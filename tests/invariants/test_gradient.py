@@ -1,4 +1,4 @@
-"""IFT is the gradient through an iteration unrolled to convergence; phantom tends to it; memory does not grow."""
+"""IFT is the gradient through an iteration unrolled to convergence; phantom converges to it; memory does not grow."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ def parameter_gradients(options: GradientOptions, **solver_options) -> list[torc
     return list(torch.autograd.grad(loss, [function.weight, function.context]))
 
 
-def distance(ours: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, exact, strict=True))
+def distance(actual: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(actual, exact, strict=True))
 
 
 EXACT = GradientOptions("unrolled", steps=200)
@@ -34,7 +34,7 @@ def test_ift_is_the_gradient_of_an_iteration_unrolled_to_convergence(solver):
     assert distance(parameter_gradients(ift, **TIGHT), parameter_gradients(EXACT)) < 1e-9
 
 
-def test_phantom_tends_to_ift_as_steps_grow():
+def test_phantom_converges_to_ift_with_more_steps():
     exact = parameter_gradients(EXACT)
     errors = [
         distance(parameter_gradients(GradientOptions("phantom", steps=k), **TIGHT), exact) for k in (1, 4, 16, 80)
@@ -49,11 +49,11 @@ def test_one_step_replaces_the_inverse_by_the_identity():
     phantom = parameter_gradients(GradientOptions("phantom", steps=1, damping=1.0), **TIGHT)
     assert distance(one_step, phantom) < 1e-12
     truncated = parameter_gradients(GradientOptions("ift", solver="picard", max_nfe=1), **TIGHT)
-    assert distance(one_step, truncated) > 1e-3  # one product with the Jacobian is already another gradient
+    assert distance(one_step, truncated) > 1e-3  # one product with the Jacobian gives another gradient
 
 
-def test_the_only_evaluation_is_the_one_with_graph():
-    """A budget of one: nothing is computed twice, and what is found is what a solve and a step would find."""
+def test_one_step_with_max_nfe_1_evaluates_once():
+    """With max_nfe=1 nothing is computed twice, and the result is that of a solve and a step."""
     torch.manual_seed(5)
     function = Contraction.random(rows=3, positions=4, features=6, strength=0.8)
     function.weight.requires_grad_()
@@ -69,18 +69,18 @@ def test_the_only_evaluation_is_the_one_with_graph():
     for name in ("value", "state", "residual", "nfe", "converged"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.trajectory[0].value, expected.trajectory[0].value, rtol=1e-12, atol=1e-12)
-    ours, other = (torch.autograd.grad(one.value.pow(2).sum(), function.weight) for one in (found, expected))
-    assert distance(ours, other) < 1e-12
+    actual, other = (torch.autograd.grad(one.value.pow(2).sum(), function.weight) for one in (found, expected))
+    assert distance(actual, other) < 1e-12
 
 
-def test_a_checkpointed_iteration_has_the_same_gradient():
+def test_checkpointed_iteration_has_the_same_gradient():
     stored = parameter_gradients(GradientOptions("unrolled", steps=12))
     recomputed = parameter_gradients(GradientOptions("unrolled", steps=12, checkpoint=True))
     assert distance(recomputed, stored) == 0
 
 
 def saved_bytes(kind: str, budget: int, **fields) -> int:
-    """What autograd keeps for the backward pass of one training step."""
+    """Bytes that autograd stores for the backward pass of one training step."""
     model = small_model(gradient=kind, max_nfe=budget, gradient_steps=budget if kind == "unrolled" else 3, tol=1e-30)
     model.train()
     if fields.get("checkpoint"):
@@ -111,15 +111,15 @@ def test_memory_of_an_unrolled_iteration_grows_unless_it_is_checkpointed():
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_the_model_learns_by_the_exact_gradient(refinement):
-    """The whole model in training, dropout included: ift equals back-propagation through 80 evaluations.
+def test_model_gradient_with_ift_is_exact(refinement):
+    """The complete model in training mode with dropout: ift equals back-propagation through 80 evaluations.
 
-    By plain iteration, because `mixed` jumps between tokens and another path may end in another equilibrium.
+    With plain iteration, because `mixed` is discontinuous and another trajectory may have another equilibrium.
     """
 
     def gradients(**fields) -> dict[str, torch.Tensor]:
         model = small_model(refinement=refinement, tol=1e-12, max_nfe=80, solver="picard", **fields).train()
-        if refinement == "mixed":  # a random fusion cycles between tokens; a gentle one settles
+        if refinement == "mixed":  # a random fusion cycles between tokens; a small one converges
             model.model.transition.fusion[2].weight.data *= 0.1
         tokens = padded(random_sentences(3))
         torch.manual_seed(1)
@@ -129,9 +129,9 @@ def test_the_model_learns_by_the_exact_gradient(refinement):
         return {name: parameter.grad for name, parameter in model.named_parameters()}
 
     exact = gradients(gradient="unrolled", gradient_steps=80)
-    ours = gradients(gradient="ift", gradient_max_nfe=80, gradient_tol=1e-12)
+    actual = gradients(gradient="ift", gradient_max_nfe=80, gradient_tol=1e-12)
     for name, gradient in exact.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=1e-6, atol=1e-9, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-6, atol=1e-9, msg=name)
 
 
 def test_gradients_flow_in_evaluation_mode():
@@ -145,7 +145,7 @@ def test_gradients_flow_in_evaluation_mode():
 
 
 @pytest.mark.parametrize("kind", ["phantom", "ift", "unrolled"])
-def test_masked_positions_have_no_part_in_a_gradient(kind):
+def test_masked_positions_have_no_gradient(kind):
     """An f that mixes positions: with a mask it must be the f of the shorter sentence."""
     torch.manual_seed(0)
     mixing = 0.3 * torch.randn(4, 4, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_masked_positions_have_no_part_in_a_gradient(kind):
     assert gradient(4, torch.tensor([[True, True, True, False]])) == pytest.approx(gradient(3, None), rel=1e-8)
 
 
-def test_a_gradient_that_is_not_finite_passes_through_ift():
+def test_non_finite_gradient_passes_through_ift():
     weight = torch.tensor(0.5, requires_grad=True)
     found = equilibrium(lambda z: weight * z + 1, torch.zeros(1, 1), gradient=GradientOptions("ift"))
     (found.value.sum() * float("inf")).backward()

@@ -1,4 +1,4 @@
-"""Law 9: a training run killed at any step and resumed ends with the same weights, bit for bit."""
+"""Invariant 9: a training run killed at any step and resumed ends with the same weights, bit for bit."""
 
 import json
 import os
@@ -21,7 +21,7 @@ STEPS = 9
 
 
 class Killed(BaseException):
-    """What no handler of errors takes for an error, as a kill."""
+    """Raised in place of a kill; handlers of `Exception` do not catch it."""
 
 
 class KillAt(TrainerCallback):
@@ -43,7 +43,7 @@ def settings() -> dict:
         "correction": 0.3,
         "correction_share": 0.5,
         "random_nfe": True,
-        "average_best": 0,  # the last weights: the best might be older than the kill
+        "average_best": 0,  # the last weights, because the best ones may be older than the kill
         "gradient_accumulation_steps": 1,
         "subword_dropout": 0.2,
         "subword_dropout_target": 0.2,
@@ -67,8 +67,8 @@ def uninterrupted(make_trainer):  # noqa: F811
 
 
 @pytest.mark.parametrize(("optimizer", "steps"), [(None, (3, 4, 7)), ("muon", (5,))])
-def test_a_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, optimizer, steps):  # noqa: F811
-    whole = weights_of_a_whole_run(make_trainer, optimizer=optimizer)
+def test_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, optimizer, steps):  # noqa: F811
+    full = weights_of_a_whole_run(make_trainer, optimizer=optimizer)
     for step in steps:
         trainer = make_trainer(f"stopped-{step}", **settings(), optimizer=optimizer)
         trainer.add_callback(KillAt(step))
@@ -78,10 +78,10 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, opti
         resumed.train(resume_from_checkpoint=True)
         assert resumed.state.global_step == STEPS
         found = final_weights(resumed)
-        assert all(torch.equal(found[name], whole[name]) for name in whole)
+        assert all(torch.equal(found[name], full[name]) for name in full)
 
 
-def test_a_run_stopped_while_it_writes_goes_on_from_the_checkpoint_before(
+def test_run_killed_while_saving_resumes_from_previous_checkpoint(
     make_trainer,  # noqa: F811
     uninterrupted,
     monkeypatch,
@@ -107,20 +107,20 @@ def test_a_run_stopped_while_it_writes_goes_on_from_the_checkpoint_before(
     assert not (tmp_path / "writing" / UNFINISHED).exists()
 
 
-def test_the_best_weights_survive_too(make_trainer):  # noqa: F811
-    whole = make_trainer("whole", **{**settings(), "average_best": 2})
-    whole.train()
+def test_best_weights_are_restored_on_resume(make_trainer):  # noqa: F811
+    full = make_trainer("whole", **{**settings(), "average_best": 2})
+    full.train()
     stopped = make_trainer("stopped", **{**settings(), "average_best": 2})
     stopped.add_callback(KillAt(7))
     with pytest.raises(Killed):
         stopped.train()
     resumed = make_trainer("stopped", **{**settings(), "average_best": 2})
     resumed.train(resume_from_checkpoint=True)
-    found, expected = final_weights(resumed), final_weights(whole)
+    found, expected = final_weights(resumed), final_weights(full)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
+def test_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
     first = make_trainer("whole", **{**settings(), "max_steps": 6})
     first.train()
     again = make_trainer("whole", **{**settings(), "max_steps": 6})
@@ -130,8 +130,8 @@ def test_a_finished_run_is_not_trained_further(make_trainer):  # noqa: F811
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_run_of_one_epoch_and_a_half_is_not_trained_further(make_trainer):  # noqa: F811
-    """Stopped after its last checkpoint, before its weights were saved; the next epoch is not begun again."""
+def test_finished_run_of_one_and_a_half_epochs_is_not_trained_further(make_trainer):  # noqa: F811
+    """Stopped after its last checkpoint, before its weights were saved; the next epoch is not started."""
     halves = {**settings(), "max_steps": -1, "num_train_epochs": 1.5, "save_strategy": "epoch", "eval_strategy": "no"}
     first = make_trainer("whole", **halves)
     first.train()
@@ -145,7 +145,7 @@ def test_a_run_of_one_epoch_and_a_half_is_not_trained_further(make_trainer):  # 
     assert longer.state.global_step > first.state.global_step
 
 
-def test_learning_from_an_energy_goes_on_with_the_same_noise(make_energy_trainer):  # noqa: F811
+def test_resumed_energy_training_draws_the_same_noise(make_energy_trainer):  # noqa: F811
     operators = {"decoder_input_operator": "GX", "target_operator": "SG", "average_best": 0}
     strategies = {
         f"{what}_{setting}": value
@@ -153,8 +153,8 @@ def test_learning_from_an_energy_goes_on_with_the_same_noise(make_energy_trainer
         for setting, value in (("strategy", "steps"), ("steps", 2))
     }
     options = {**operators, **strategies, "model": {"dropout": 0.1}, "max_steps": 5}
-    whole = make_energy_trainer("whole", **options)
-    whole.train()
+    full = make_energy_trainer("whole", **options)
+    full.train()
     stopped = make_energy_trainer("stopped", **options)
     stopped.add_callback(KillAt(3))
     with pytest.raises(Killed):
@@ -162,13 +162,13 @@ def test_learning_from_an_energy_goes_on_with_the_same_noise(make_energy_trainer
     resumed = make_energy_trainer("stopped", **options)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 5
-    found, expected = final_weights(resumed), final_weights(whole)
+    found, expected = final_weights(resumed), final_weights(full)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.slow
-def test_two_hundred_steps_survive_a_real_kill(tmp_path):
-    """Through `accelerate launch`, as the README says it; killed by the system, started again, compared bit by bit."""
+def test_run_of_200_steps_resumes_after_sigkill(tmp_path):
+    """With `accelerate launch`: killed by SIGKILL, restarted, and compared bit by bit."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "scripts/train.py"]
     command += ["--train_data", PAIRS_FILE, "--validation_data", PAIRS_FILE]
     command += ["--source", "en", "--target", "de", "--validation_limit", "20"]
@@ -191,7 +191,7 @@ def test_two_hundred_steps_survive_a_real_kill(tmp_path):
             start_new_session=True,
         )
 
-    whole = start("whole")
+    full = start("whole")
     killed = start("killed")
     deadline = time.monotonic() + 300
     while not (tmp_path / "killed" / "checkpoint-100").is_dir():
@@ -203,7 +203,7 @@ def test_two_hundred_steps_survive_a_real_kill(tmp_path):
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     again = start("killed")
     assert again.wait(300) == 0, (tmp_path / "killed.log").read_text()
-    assert whole.wait(300) == 0, (tmp_path / "whole.log").read_text()
+    assert full.wait(300) == 0, (tmp_path / "whole.log").read_text()
     assert "Resuming from" in (tmp_path / "killed.log").read_text()
     for file in ("checkpoint-200/model.safetensors", "model.safetensors"):
         first, second = (load_file(tmp_path / name / file) for name in ("whole", "killed"))

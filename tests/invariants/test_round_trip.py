@@ -1,4 +1,4 @@
-"""Save and load changes nothing, with the package and, in a process without it, with trust_remote_code."""
+"""Saving and loading does not change a model, with the package and, in a process without it, with trust_remote_code."""
 
 import json
 import os
@@ -29,7 +29,7 @@ print(json.dumps({"logits": out.logits.tolist(), "nfe": out.nfe.tolist()}))
 
 @pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_saving_and_loading_changes_nothing(tmp_path, refinement, weight_norm):
+def test_save_and_load_does_not_change_outputs(tmp_path, refinement, weight_norm):
     model = small_model(refinement=refinement, weight_norm=weight_norm, latent="vae", length="ctc")
     model.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.bin"))
@@ -38,21 +38,21 @@ def test_saving_and_loading_changes_nothing(tmp_path, refinement, weight_norm):
     assert type(loaded) is DeqNarForConditionalGeneration
     tokens = padded(random_sentences(4))
     with torch.no_grad():
-        before, as_it_lies = model(input_ids=tokens), loaded.eval()(input_ids=tokens)
-        # A file's weights lie in memory as in the file, and on some processors the last bit of a product depends on
-        # where its factors lie. Copies lie as those of any model do, and must give the same to that last bit.
+        before, with_file_alignment = model(input_ids=tokens), loaded.eval()(input_ids=tokens)
+        # Loaded weights have the memory alignment of the file, on which the rounding of products depends on some
+        # processors. Copies have the default alignment, and must give bitwise equal results.
         for tensor in (*loaded.parameters(), *loaded.buffers()):
             tensor.data = tensor.data.clone()
         after = loaded(input_ids=tokens)
-    torch.testing.assert_close(before.logits, as_it_lies.logits, rtol=0, atol=1e-12)
+    torch.testing.assert_close(before.logits, with_file_alignment.logits, rtol=0, atol=1e-12)
     assert torch.equal(before.logits, after.logits)
     assert torch.equal(before.nfe, after.nfe)
-    assert torch.equal(before.nfe, as_it_lies.nfe)
+    assert torch.equal(before.nfe, with_file_alignment.nfe)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name]), name
 
 
-def test_a_configuration_survives_the_round_trip(tmp_path):
+def test_configuration_round_trip(tmp_path):
     config = DeqNarConfig.preset(
         "small", refinement="mixed", length="ctc", latent="vae", tol=3e-4, weight_norm="weight"
     )
@@ -60,12 +60,12 @@ def test_a_configuration_survives_the_round_trip(tmp_path):
     assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
 
 
-def test_the_bare_model_loads_too(tmp_path):
+def test_base_model_round_trip(tmp_path):
     small_model().save_pretrained(tmp_path)
     assert isinstance(AutoModel.from_pretrained(tmp_path), DeqNarModel)
 
 
-def test_a_process_without_the_package_gets_the_same_answer(tmp_path):
+def test_process_without_the_package_computes_the_same_outputs(tmp_path):
     model = small_model(refinement="mixed", weight_norm="spectral")
     folder = tmp_path / "model"
     model.save_pretrained(folder)
@@ -86,7 +86,7 @@ def test_a_process_without_the_package_gets_the_same_answer(tmp_path):
 
 
 def test_a_model_loaded_as_remote_code_can_be_saved_and_loaded_again(tmp_path):
-    """Fine-tune somebody's repository without the package, push it: the copy still carries its code."""
+    """A repository that was fine-tuned and pushed without the package still contains its code."""
     small_model().save_pretrained(tmp_path / "first")
     script = (
         "import sys; sys.modules['hf_deqnar'] = None\n"

@@ -1,4 +1,4 @@
-"""Law 10: two processes with half the batch each take the same step as one process. Real gloo processes, in float64."""
+"""Invariant 10: two processes with half the batch each take the step of one process. Gloo processes, in float64."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def run(folder: Path, processes: int, *arguments: str) -> Path:
 
 
 CASES = ["ctc,implicit,ctc,muon", "predict,mixed,axe,adam", "predict,stacked,ce,adam"]
-CASES += ["predict,implicit,ce,adam,predictor"]  # which has no part in training
+CASES += ["predict,implicit,ce,adam,predictor"]  # which is not trained
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
@@ -80,6 +80,6 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
             assert (first[name] - second[name]).abs().max() < 1e-9, (case, name)
         logs = [json.loads((folder / "state.json").read_text())["log_history"] for folder in (one, two)]
         names = {"loss", "nat", "nfe", "residual", "length", "initial", "eval_nat", "eval_bleu", "grad_norm"}
-        for mine, theirs in zip(*logs, strict=True):
-            for name in names & mine.keys():
-                assert mine[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-9), (case, name)
+        for actual, expected in zip(*logs, strict=True):
+            for name in names & actual.keys():
+                assert actual[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-9), (case, name)

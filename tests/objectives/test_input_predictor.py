@@ -28,7 +28,7 @@ def batches(count: int, seed: int) -> list[dict[str, torch.Tensor]]:
     return made
 
 
-def test_a_new_predictor_knows_nothing_and_disturbs_nothing():
+def test_new_input_predictor_is_uniform_and_changes_no_output():
     model, data = small_model(), batch()
     with torch.no_grad():
         before = model(**data).logits
@@ -44,7 +44,7 @@ def test_a_new_predictor_knows_nothing_and_disturbs_nothing():
 
 
 @pytest.mark.parametrize(("name", "length"), [("glat", "predict"), ("ctc+glat", "ctc")])
-def test_fitting_lowers_the_cost_on_unseen_sentences_and_moves_nothing_else(name, length, tmp_path):
+def test_fitting_lowers_the_loss_on_unseen_sentences_and_changes_no_other_weight(name, length, tmp_path):
     model = small_model(torch.float32, length=length, latent="vae").train()
     objective, unseen = parse_objective(name), batches(2, seed=100)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
@@ -66,8 +66,8 @@ def test_fitting_lowers_the_cost_on_unseen_sentences_and_moves_nothing_else(name
     assert measure_losses(loaded, objective, unseen).input == pytest.approx(fitted.input)
 
 
-def test_the_fit_is_the_best_constant_where_features_say_nothing():
-    """Features that are all alike leave the bias alone to be learned: the log-odds of the share that is masked."""
+def test_fit_is_the_best_constant_for_uninformative_features():
+    """With constant features only the bias is fitted: the log-odds of the masked share."""
     model, objective = small_model(), parse_objective("cmlm_fixed")
     torch.nn.init.zeros_(model.model.transition.layers[-1].norms[-1].weight)
     data = batches(3, seed=0)
@@ -81,8 +81,8 @@ def test_the_fit_is_the_best_constant_where_features_say_nothing():
 
 @pytest.mark.parametrize(("name", "length"), [("cmlm", "predict"), ("axe+glat", "predict"), ("ctc+glat", "ctc")])
 @pytest.mark.parametrize("other", [False, True])
-def test_the_probability_of_an_input_position_by_position(name, length, other):
-    """Against the definition in appendix E.6, with plain forward passes over one sentence at a time."""
+def test_negative_log_probability_is_a_sum_over_positions(name, length, other):
+    """Compared with the definition in appendix E.6, with plain forward passes over one sentence at a time."""
     exact = {"length": length, "tol": 1e-10, "max_nfe": 60}
     model, data = small_model(**exact, input_predictor=True), batch()
     model.model.input_head.weight.data.normal_(std=0.5)
@@ -96,9 +96,9 @@ def test_the_probability_of_an_input_position_by_position(name, length, other):
         for row, length in enumerate(proxy.canvas.lengths.tolist()):
             source = data["input_ids"][row][data["input_ids"][row] != PAD][None]
             canvas = torch.full((1, length), MASK)
-            ours = model(input_ids=source, decoder_input_ids=canvas)
+            outputs = model(input_ids=source, decoder_input_ids=canvas)
             tokens = (vanilla or model)(input_ids=source, decoder_input_ids=canvas).logits[0].softmax(dim=-1)
-            is_masked = model.model.input_head(ours.last_hidden_state)[0].sigmoid()
+            is_masked = model.model.input_head(outputs.last_hidden_state)[0].sigmoid()
             for position, token in enumerate(proxy.canvas.tokens[row, :length].tolist()):
                 if token == MASK:
                     chance = is_masked[position]
@@ -108,7 +108,7 @@ def test_the_probability_of_an_input_position_by_position(name, length, other):
     assert found == pytest.approx(expected, rel=1e-7)
 
 
-def test_what_cannot_be_fitted_is_refused():
+def test_fitting_without_revealed_tokens_or_sentences_is_refused():
     with pytest.raises(ValueError, match="'ce' reveals nothing, so there is no input to predict"):
         fit_input_predictor(small_model(), parse_objective("ce"), [batch()])
     with pytest.raises(ValueError, match="needs config.length = 'ctc'"):

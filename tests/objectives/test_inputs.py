@@ -26,12 +26,12 @@ def test_only_tokens_are_revealed_and_never_padding(name):
     assert not (revealed & ~mask).any()
 
 
-def test_vanilla_shows_nothing():
+def test_masked_input_reveals_no_token():
     target, mask, _, _ = batch()
     assert not INPUTS["masked"](target, mask).any()
 
 
-def test_cmlm_shows_any_number_and_its_variant_a_fifth():
+def test_cmlm_reveals_a_random_share_and_cmlm_fixed_a_fifth():
     target, mask, lengths, _ = batch()
     share = INPUTS["cmlm"](target, mask).sum(dim=1) / lengths
     assert share.min() == 0
@@ -42,14 +42,14 @@ def test_cmlm_shows_any_number_and_its_variant_a_fifth():
 
 
 @pytest.mark.parametrize(("progress", "ratio"), [(0.0, 0.5), (0.5, 0.4), (1.0, 0.3), (2.0, 0.3)])
-def test_glat_shows_a_falling_share_of_the_errors(progress, ratio):
+def test_glat_reveals_a_decreasing_share_of_the_errors(progress, ratio):
     target, mask, _, prediction = batch()
     errors = ((prediction.tokens != target) & mask).sum(dim=1)
     revealed = INPUTS["glat"](target, mask, prediction, progress, None)
     assert revealed.sum(dim=1).tolist() == [math.floor(ratio * count + 1e-6) for count in errors.tolist()]
 
 
-def test_glat_by_edits_forgives_a_shift():
+def test_glat_levenshtein_counts_a_shift_as_one_edit():
     target = torch.tensor([[7, 8, 9, 10, 11, 12]])
     prediction = Prediction(torch.tensor([[8, 9, 10, 11, 12, 12]]), torch.ones(1, 6))
     mask = torch.ones(1, 6, dtype=torch.bool)
@@ -74,7 +74,7 @@ def test_positions_are_drawn_evenly_and_repeatably():
     assert drawn[0].double().mean(dim=0).tolist() == pytest.approx([0.5] * 4, abs=0.03)
 
 
-def test_only_glancing_needs_a_first_look():
+def test_only_glancing_needs_a_first_prediction():
     assert [name for name, chosen in INPUTS.items() if needs_prediction(chosen)] == [
         "glat", "glat_levenshtein", "glat_reference", "glat_difficulty"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Objectives: their losses, their terms and the refusal of impossible combinations."""
+"""Objectives: losses, terms and errors of impossible combinations."""
 
 import math
 

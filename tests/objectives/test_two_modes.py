@@ -1,7 +1,7 @@
-"""Every sentence has two right translations, and half of one with half of the other is wrong.
+"""Training on data in which every sentence has two correct translations (modes), and their mixtures are wrong.
 
-Which of the two a sentence is trained with is decided by a fair coin, tossed anew whenever a sentence is seen. Every
-sentence is new, so a model cannot learn the coins, only the words.
+The mode of every training sentence is random with probability ½. Every sentence is new, so a model cannot learn the
+mode, only the words.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def by_word(sources: torch.Tensor, mode: torch.Tensor) -> torch.Tensor:
 
 
 def by_place(sources: torch.Tensor, mode: torch.Tensor) -> torch.Tensor:
-    """Every word has one translation; a particle stands before all of them, or behind, and shifts them by one."""
+    """Every word has one translation; a particle precedes or follows all of them, and shifts them by one."""
     words = sources + WORDS
     particle = torch.full_like(words[:, :1], PARTICLE)
     last, first = torch.cat([words, particle], dim=1), torch.cat([particle, words], dim=1)
@@ -60,41 +60,43 @@ def train(name: str, modes: Modes, seed: int = 0, refinement: str = "implicit") 
     return model.eval()
 
 
-def say(model: DeqNarForConditionalGeneration) -> tuple[torch.Tensor, list[list[int]]]:
-    """Sentences that were not trained on, and what the model makes of them."""
+def translations(model: DeqNarForConditionalGeneration) -> tuple[torch.Tensor, list[list[int]]]:
+    """Sentences that were not trained on, and their translations."""
     sources = random_sources(200, torch.Generator().manual_seed(999))
-    said = model.generate(input_ids=sources).tolist()
-    return sources, [[token for token in sentence if token != PAD] for sentence in said]
+    output = model.generate(input_ids=sources).tolist()
+    return sources, [[token for token in sentence if token != PAD] for sentence in output]
 
 
 def right_in_one_mode(model: DeqNarForConditionalGeneration, modes: Modes) -> float:
     """The share of sentences that are one of the two translations."""
-    sources, said = say(model)
+    sources, output = translations(model)
     first, second = (modes(sources, torch.full((len(sources),), mode)).tolist() for mode in (0, 1))
-    return sum(sentence in pair for sentence, *pair in zip(said, first, second, strict=True)) / len(said)
+    return sum(sentence in pair for sentence, *pair in zip(output, first, second, strict=True)) / len(output)
 
 
 def right_in_any_mode(model: DeqNarForConditionalGeneration, modes: Modes) -> float:
-    """The share of sentences in which each word is that of one of the two translations, whichever."""
-    sources, said = say(model)
+    """The share of sentences in which each word is that of either translation."""
+    sources, output = translations(model)
     both = torch.stack([modes(sources, torch.full((len(sources),), mode)) for mode in (0, 1)], dim=2).tolist()
     right = [
         len(sentence) == len(pairs) and all(map(list.__contains__, pairs, sentence))
-        for sentence, pairs in zip(said, both, strict=True)
+        for sentence, pairs in zip(output, both, strict=True)
     ]
-    return sum(right) / len(said)
+    return sum(right) / len(output)
 
 
 def in_order(model: DeqNarForConditionalGeneration) -> float:
-    """The share of sentences that hold every word once and in order, wherever they put particles."""
-    sources, said = say(model)
+    """The share of sentences that contain every word once and in order, without regard to particles."""
+    sources, output = translations(model)
     words = (sources + WORDS).tolist()
-    right = [[token for token in said if token != PARTICLE] == words for said, words in zip(said, words, strict=True)]
+    right = [
+        [token for token in output if token != PARTICLE] == words for output, words in zip(output, words, strict=True)
+    ]
     return sum(right) / len(right)
 
 
 def test_masked_training_mixes_modes():
-    """It learns the marginals, ½ for either word of a position, and takes the arg-max: a coin per word.
+    """The model learns the marginals, ½ for either word of a position, so the arg-max is random for every word.
 
     Over seeds 0 to 5, 1.00 of the sentences consist of right words but only 0.02 to 0.08 are a translation; at most
     0.17 with the other refinements (seeds 0 to 4, 200 steps).
@@ -105,24 +107,24 @@ def test_masked_training_mixes_modes():
 
 
 @pytest.mark.parametrize("name", ["glat", "ctc+glat"])
-def test_glancing_training_keeps_to_one_mode(name):
-    """A canvas that shows nothing is what it learns from only where its own prediction is nearly the target.
+def test_glancing_training_does_not_mix_modes(name):
+    """Fully masked canvases are trained on only if the prediction is close to the target.
 
-    Targets of the other mode are far from the prediction, and words of them are revealed: so the mode that is ahead
-    draws further ahead, and the words agree. Over seeds 0 to 5, 1.00 (`glat`) and 0.99 to 1.00 (`ctc+glat`) of the
+    Targets of the other mode are far from the prediction, and their words are revealed. The more likely mode therefore
+    becomes even more likely, and the words agree. Over seeds 0 to 5, 1.00 (`glat`) and 0.99 to 1.00 (`ctc+glat`) of the
     sentences are a translation; at least 0.96 with the other refinements (seeds 0 to 4, 200 steps).
     """
     assert right_in_one_mode(train(name, by_word), by_word) >= 0.8
 
 
-def test_ctc_says_every_word_once_where_modes_differ_by_place():
-    """An alignment is summed over, so that a shift is no other mode; cross-entropy repeats words and leaves some out.
+def test_ctc_does_not_repeat_words_across_modes():
+    """CTC sums over alignments, so a shift is not another mode; cross-entropy repeats words and omits others.
 
-    Over seeds 0 to 5, 1.00 of the sentences hold all words in order with CTC, 0.00 to 0.09 with cross-entropy.
+    Over seeds 0 to 5, 1.00 of the sentences contain all words in order with CTC, 0.00 to 0.09 with cross-entropy.
 
-    Without glancing CTC does not make two choices agree: of modes that differ by word at most 0.01 of its sentences are
-    a translation, and here about one half, for the particle may be said at both ends or at neither. Two translations of
-    one length always differ in two choices; so what is judged here is the order of the words.
+    Without glancing, CTC mixes modes: if they differ by word, at most 0.01 of its sentences are a translation, and here
+    about one half, because the particle may be predicted at both ends or at neither. Therefore only the order of the
+    words is tested here.
     """
     assert in_order(train("ctc", by_place)) >= 0.8
     assert in_order(train("ce", by_place)) <= 0.3

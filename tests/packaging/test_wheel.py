@@ -31,7 +31,7 @@ def run(*command: str | Path, **options) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy of what belongs to it, so that the build leaves nothing in the repository."""
+    """Built from a copy, so that the build leaves no files in the repository."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-WEIGHTS"):
         shutil.copy(ROOT / name, source)

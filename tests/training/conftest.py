@@ -1,4 +1,4 @@
-"""A small real trainer: real tokenizer, real files, a model that trains in a second."""
+"""A small trainer with a real tokenizer and real files; its model trains in a second."""
 
 import pytest
 import torch

@@ -29,8 +29,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def clean_environment() -> dict[str, str]:
-    ours = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    variables = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    return {name: value for name, value in os.environ.items() if not name.startswith(variables)}
 
 
 def page_faults(how: str) -> int:
@@ -40,7 +40,7 @@ def page_faults(how: str) -> int:
 
 
 @on_glibc
-def test_memory_that_is_kept_causes_no_page_faults():
+def test_keeping_freed_memory_avoids_page_faults():
     returned, kept = page_faults("returned"), page_faults("kept")
     assert returned > 10_000
     assert kept < returned / 10
@@ -58,7 +58,7 @@ def test_memory_that_is_kept_causes_no_page_faults():
         ("LD_PRELOAD", "/usr/lib/libfakeroot.so", False),
     ],
 )
-def test_what_the_user_chose_is_respected(monkeypatch, name, value, chosen):
+def test_allocator_settings_of_the_environment_are_respected(monkeypatch, name, value, chosen):
     for variable in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(variable)
     assert not chosen_by_environment()
@@ -68,6 +68,6 @@ def test_what_the_user_chose_is_respected(monkeypatch, name, value, chosen):
         assert keep_freed_memory() is None
 
 
-def test_other_systems_are_left_alone(monkeypatch):
+def test_other_systems_are_not_changed(monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     assert keep_freed_memory() is None

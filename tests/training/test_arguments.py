@@ -6,7 +6,7 @@ KINDS = (ModelArguments, DataArguments, DeqNarTrainingArguments)
 NEEDED = ["--train_data", "train.tsv", "--source", "en", "--target", "de", "--output_dir", "runs/x"]
 
 
-def test_flags_and_a_file_say_the_same(tmp_path):
+def test_flags_and_yaml_file_are_equivalent(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text(
         "train_data: train.tsv\nsource: en\ntarget: de\noutput_dir: runs/x\nlearning_rate: 1e-3\nrandom_nfe: true\n"
@@ -35,13 +35,13 @@ def test_flags_and_a_file_say_the_same(tmp_path):
     assert from_file[2].gamma == [1.0, 2.5]
 
 
-def test_a_flag_overrides_the_file(tmp_path):
+def test_flag_overrides_file(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("train_data: train.tsv\nsource: en\ntarget: de\noutput_dir: runs/x\nmax_tokens: 100\n")
     assert parse_arguments(KINDS, [str(file), "--max_tokens", "200"])[2].max_tokens == 200
 
 
-def test_the_defaults_are_those_of_the_field():
+def test_defaults_are_those_of_the_literature():
     arguments = parse_arguments(KINDS, NEEDED)[2]
     assert (arguments.learning_rate, arguments.adam_beta1, arguments.adam_beta2) == (5e-4, 0.9, 0.98)
     assert (arguments.warmup_steps, arguments.weight_decay, arguments.average_best) == (10_000, 0.01, 5)
@@ -82,7 +82,7 @@ def test_the_defaults_are_those_of_the_field():
         (["--learning_rat", "3", "--bogus", "1"], "'--bogus' is not understood"),
     ],
 )
-def test_what_makes_no_sense_is_refused(flags, message):
+def test_invalid_training_arguments_are_refused(flags, message):
     with pytest.raises(ValueError, match=message):
         parse_arguments(KINDS, [*NEEDED, *flags])
 
@@ -91,12 +91,12 @@ def test_what_makes_no_sense_is_refused(flags, message):
     ("text", "message"),
     [
         ("objektive: ce\n", "'objektive' is not a setting"),
-        ("- a\n- b\n", "must hold name: value entries"),
+        ("- a\n- b\n", "must consist of name: value entries"),
         ("a: [1\n", "is not valid YAML"),
         (b"\xff\xfe", "settings.yaml is not valid YAML"),
     ],
 )
-def test_a_settings_file_is_checked(tmp_path, text, message):
+def test_settings_file_is_validated(tmp_path, text, message):
     file = tmp_path / "settings.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=message):

@@ -7,7 +7,7 @@ from hf_deqnar.training.averaging import average_weights, best_steps, load_weigh
 from ..conftest import small_model
 
 
-def test_the_best_evaluations_are_found_in_the_log():
+def test_best_steps_are_found_in_the_log():
     history = [{"step": 10, "loss": 1.0}, {"step": 10, "eval_bleu": 5.0}, {"step": 20, "eval_bleu": 9.0}]
     history += [{"step": 30, "eval_bleu": 5.0}, {"step": 40, "eval_bleu": 1.0}, {"step": 50, "averaged_bleu": 99.0}]
     assert best_steps(history, "eval_bleu", 3) == [20, 30, 10]
@@ -15,7 +15,7 @@ def test_the_best_evaluations_are_found_in_the_log():
     assert best_steps(history, "eval_bleu", 0) == []
 
 
-def test_the_average_is_the_mean_of_every_weight(tmp_path):
+def test_average_is_the_mean_of_every_weight(tmp_path):
     models = [small_model(torch.float32, seed=seed, weight_norm="weight") for seed in range(3)]
     paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
     for model, path in zip(models, paths, strict=True):
@@ -29,7 +29,7 @@ def test_the_average_is_the_mean_of_every_weight(tmp_path):
     assert averaged.lm_head.weight is averaged.model.shared.weight
 
 
-def test_whole_numbers_are_not_averaged(tmp_path):
+def test_integer_tensors_are_not_averaged(tmp_path):
     for number in (1, 2):
         save_file({"count": torch.tensor([number]), "weight": torch.tensor([float(number)])}, tmp_path / f"{number}")
     found = average_weights([tmp_path / "1", tmp_path / "2"])
@@ -43,7 +43,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
         load_weights(small_model(torch.float32, length="ctc"), average_weights([tmp_path / "weights.safetensors"]))
 
 
-def test_only_the_kept_files_stay(tmp_path):
+def test_remove_all_but_deletes_other_files(tmp_path):
     for name in ("step-1.safetensors", "step-2.safetensors", "step-3.unfinished", "note.txt"):
         (tmp_path / name).write_text("x")
     remove_all_but(tmp_path, [tmp_path / "step-2.safetensors"])

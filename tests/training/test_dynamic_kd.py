@@ -1,4 +1,4 @@
-"""Dynamic KD through the whole path of the data: file, candidates, batches, choice, step."""
+"""Dynamic KD from file to training step: candidates, batches, choice and step."""
 
 import json
 
@@ -31,7 +31,7 @@ def file(tmp_path):
 
 
 def own_loss(model, source: torch.Tensor, target: list[int]) -> float:
-    """−log P(T | X) per token, by the model's own forward pass over one sentence."""
+    """−log P(T | X) per token, by a forward pass over one sentence."""
     labels = torch.tensor([target])
     with torch.no_grad():
         out = model(input_ids=source[None], labels=labels)
@@ -41,7 +41,7 @@ def own_loss(model, source: torch.Tensor, target: list[int]) -> float:
 
 
 @pytest.mark.parametrize(("objective", "beta"), [("dynamic_kd+ctc+glat", 0.0005), ("dynamic_kd+glat", 0.002)])
-def test_the_choice_is_that_of_the_rule_written_out(tokenizer, tmp_path, file, objective, beta):
+def test_choice_agrees_with_the_rule_of_the_paper(tokenizer, tmp_path, file, objective, beta):
     arguments = DeqNarTrainingArguments(
         str(tmp_path / "run"), objective=objective, gamma=GAMMA, beta=beta, max_tokens=100, use_cpu=True, max_steps=2
     )
@@ -72,7 +72,7 @@ def test_the_choice_is_that_of_the_rule_written_out(tokenizer, tmp_path, file, o
     assert trainer.state.global_step == 2
 
 
-def test_gamma_is_given_the_papers_or_ones():
+def test_gamma_is_the_given_one_that_of_the_paper_or_ones():
     assert gamma_for(5) == [0.7, 0.6, 1.3, 1.5, 2.3]
     assert gamma_for(3) == [1.0, 1.0, 1.0]
     assert gamma_for(2, [0.1, 0.2]) == [0.1, 0.2]
@@ -80,7 +80,7 @@ def test_gamma_is_given_the_papers_or_ones():
         gamma_for(2, [1.0, 1.0, 1.0])
 
 
-def test_validation_has_one_target_and_needs_no_others(make_trainer):
+def test_validation_needs_no_candidates(make_trainer):
     def with_candidates(dataset):
         pairs = [[labels, labels] for labels in dataset["labels"]]
         return dataset.add_column("candidates", pairs).add_column("similarity", [[[100.0] * 2] * 2] * len(pairs))

@@ -1,4 +1,4 @@
-"""Learning from an energy; what an energy is, is a law of its own (tests/laws/test_energy_law.py)."""
+"""Energy training. The energy itself is tested in tests/invariants/test_energy.py."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from ..teachers import MAKERS, small_teacher
 
 
 def trained_teacher(trainer, steps: int = 120):
-    """A teacher that knows the six sentences."""
+    """A teacher trained on the six sentences."""
     teacher = small_teacher(vocabulary=trainer.model.config.vocab_size, init_std=0.1, d_model=32, dropout=0.0).train()
     optimiser = torch.optim.Adam(teacher.parameters(), lr=5e-3)
     batch = collate([trainer.train_dataset[number] for number in range(6)], PAD)
@@ -29,7 +29,7 @@ def trained_teacher(trainer, steps: int = 120):
     return teacher.eval()
 
 
-def test_it_is_exported_from_the_package():
+def test_energy_trainer_is_exported_from_the_package():
     assert hf_deqnar.EnergyTrainer.__name__ == "EnergyTrainer"
     assert hf_deqnar.EnergyTrainingArguments is EnergyTrainingArguments
 
@@ -49,7 +49,7 @@ def test_every_pair_of_operators_takes_a_step(make_energy_trainer, fed, compared
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 @pytest.mark.parametrize("latent", ["none", "vae"])
-def test_students_of_every_kind_learn_and_log_how(make_energy_trainer, refinement, latent):
+def test_students_of_every_kind_train_and_log_all_terms(make_energy_trainer, refinement, latent):
     trainer = make_energy_trainer(model={"refinement": refinement, "latent": latent}, max_steps=2, max_nfe=3)
     trainer.train()
     logged = next(entry for entry in trainer.state.log_history if "loss" in entry)
@@ -63,7 +63,7 @@ def test_students_of_every_kind_learn_and_log_how(make_energy_trainer, refinemen
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_any_teacher_teaches_and_is_the_same_afterwards(make_energy_trainer, tokenizer, kind):
+def test_energy_training_does_not_change_the_teacher(make_energy_trainer, tokenizer, kind):
     teacher = small_teacher(kind, len(tokenizer)).train()
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     modes = [module.training for module in teacher.modules()]
@@ -77,8 +77,8 @@ def test_any_teacher_teaches_and_is_the_same_afterwards(make_energy_trainer, tok
     assert not any("teacher" in name for name in trainer.model.state_dict())
 
 
-def test_a_student_that_has_learned_a_little_gets_nearer_to_its_teacher(make_trainer, make_energy_trainer):
-    """As in the paper: a CMLM first, then the energy, of which the lowest is kept. No reference is shown."""
+def test_energy_of_a_pretrained_student_decreases(make_trainer, make_energy_trainer):
+    """As in the paper: a CMLM first, then energy training; the weights with the lowest energy are used."""
     model = {"refinement": "stacked", "d_model": 64, "dropout": 0.0}
     options = {"max_tokens": 400, "learning_rate": 2e-3, "eval_strategy": "steps", "eval_steps": 20}
     start = {**options, "max_steps": 120, "learning_rate": 5e-3, "warmup_steps": 20, "label_smoothing_factor": 0.0}
@@ -98,7 +98,7 @@ def test_a_student_that_has_learned_a_little_gets_nearer_to_its_teacher(make_tra
     assert trainer.state.best_metric == pytest.approx(min(energies[:-1]), rel=1e-6)
 
 
-def test_training_stops_when_the_energy_no_longer_falls(make_energy_trainer):
+def test_training_stops_when_the_energy_no_longer_decreases(make_energy_trainer):
     trainer = make_energy_trainer(
         max_steps=60, learning_rate=0.0, eval_strategy="steps", eval_steps=2, early_stopping_patience=3
     )
@@ -106,7 +106,7 @@ def test_training_stops_when_the_energy_no_longer_falls(make_energy_trainer):
     assert trainer.state.global_step == 8
 
 
-def test_bleu_with_reference_lengths_is_full_for_a_student_that_knows_them(make_energy_trainer, tokenizer, monkeypatch):
+def test_reference_length_bleu_of_a_trained_student_is_100(make_energy_trainer, tokenizer, monkeypatch):
     trainer = make_energy_trainer()
     student, dataset = trainer.model.eval(), trainer.eval_dataset
     known = {tuple(row["input_ids"]): row["labels"] for row in dataset}
@@ -141,19 +141,19 @@ def test_bleu_with_reference_lengths_is_full_for_a_student_that_knows_them(make_
         ({"max_nfe": 0}, "max_nfe must be at least 1"),
     ],
 )
-def test_bad_options_are_refused(tmp_path, options, message):
+def test_invalid_options_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         EnergyTrainingArguments(str(tmp_path), **options)
 
 
-def test_which_is_best_follows_what_decides_it(tmp_path):
+def test_greater_is_better_follows_from_the_metric(tmp_path):
     assert EnergyTrainingArguments(str(tmp_path)).greater_is_better is False
     assert EnergyTrainingArguments(str(tmp_path), metric_for_best_model="bleu").greater_is_better is True
     assert EnergyTrainingArguments(str(tmp_path), metric_for_best_model="eval_bleu").greater_is_better is True
 
 
 def misled_teacher(vocabulary):
-    """M2M100 gives padding no position, so a start token that is the padding token is read otherwise as embedding."""
+    """M2M100 gives padding no position, so a start token equal to the padding token differs from its embedding."""
     return small_teacher("m2m100", vocabulary, decoder_start_token_id=PAD)
 
 
@@ -172,14 +172,14 @@ def silent_teacher(vocabulary):
         ),
         (
             lambda size: small_model(torch.float32, vocab_size=size),
-            "DeqNarForConditionalGeneration, takes no decoder_inputs",
+            "DeqNarForConditionalGeneration, does not accept decoder_inputs",
         ),
         (lambda size: small_teacher("bart", size + 3), r"The teacher has \d+ tokens but the model has \d+"),
-        (misled_teacher, "M2M100ForConditionalGeneration, does not say the same when it is fed embeddings"),
-        (silent_teacher, "MarianMTModel, gives some tokens no probability at all"),
+        (misled_teacher, "M2M100ForConditionalGeneration, computes different log-probabilities from embeddings"),
+        (silent_teacher, "MarianMTModel, assigns zero probability to some tokens"),
     ],
 )
-def test_teachers_that_cannot_teach_are_refused(make_energy_trainer, tokenizer, teacher, message):
+def test_unsupported_teachers_are_refused(make_energy_trainer, tokenizer, teacher, message):
     with pytest.raises(ValueError, match=message):
         make_energy_trainer(teacher=teacher(len(tokenizer)))
 
@@ -189,7 +189,7 @@ def test_ctc_students_are_refused(make_energy_trainer):
         make_energy_trainer(model={"length": "ctc"})
 
 
-def test_texts_longer_than_the_teacher_are_refused(make_energy_trainer, tokenizer):
+def test_texts_longer_than_the_positions_of_the_teacher_are_refused(make_energy_trainer, tokenizer):
     trainer = make_energy_trainer(teacher=small_teacher("marian", len(tokenizer), max_position_embeddings=8))
-    with pytest.raises(ValueError, match="is too long for the teacher, which takes 8"):
+    with pytest.raises(ValueError, match="is too long for the teacher, which supports 8"):
         trainer.train()

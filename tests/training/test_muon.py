@@ -1,4 +1,4 @@
-"""Muon: what it does to a matrix, to the rest, and which of a model's weights are which."""
+"""Muon: updates of matrices and of other parameters, and the selection of parameters."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SHAPES = [(8, 8), (24, 8), (8, 40)]
 
 
 def as_it_is_written(matrix: torch.Tensor) -> torch.Tensor:
-    """The iteration itself, on the matrix itself."""
+    """The plain Newton-Schulz iteration on one matrix."""
     a, b, c = COEFFICIENTS
     state = matrix / (matrix @ matrix.T).norm().sqrt()
     for _ in range(ITERATIONS):
@@ -24,14 +24,14 @@ def as_it_is_written(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_matrices_of_all_shapes_become_what_the_iteration_gives(shape):
+def test_orthogonalise_agrees_with_the_plain_iteration(shape):
     matrices = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for matrix, found in zip(matrices, orthogonalise(matrices), strict=True):
         torch.testing.assert_close(found, as_it_is_written(matrix), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_is_nearly_the_nearest_orthogonal_matrix(shape):
+def test_orthogonalise_approximates_the_nearest_orthogonal_matrix(shape):
     matrix = torch.randn(1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     found = orthogonalise(matrix)
@@ -54,42 +54,42 @@ def random_gradients(weights: list[torch.Tensor], steps: int) -> list[list[torch
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_matrix_goes_where_torchs_own_muon_takes_it(shape):
-    ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))
-    gradients = random_gradients([ours], steps=5)
+def test_update_agrees_with_torch_optim_muon(shape):
+    actual, expected = (nn.Parameter(torch.ones(shape)) for _ in range(2))
+    gradients = random_gradients([actual], steps=5)
     options = {"lr": 0.01, "weight_decay": 0.1}
-    stepped([ours], gradients, Muon([{"params": [ours], "parts": 1}], **options))
-    stepped([theirs], gradients, torch.optim.Muon([theirs], **options, adjust_lr_fn="match_rms_adamw"))
-    mine, other = (ours - 1).detach().flatten(), (theirs - 1).detach().flatten()
-    assert nn.functional.cosine_similarity(mine, other, dim=0) > 0.98  # it iterates once more, in bfloat16
-    assert 0.85 < mine.norm() / other.norm() < 1.15
+    stepped([actual], gradients, Muon([{"params": [actual], "parts": 1}], **options))
+    stepped([expected], gradients, torch.optim.Muon([expected], **options, adjust_lr_fn="match_rms_adamw"))
+    result, other = (actual - 1).detach().flatten(), (expected - 1).detach().flatten()
+    assert nn.functional.cosine_similarity(result, other, dim=0) > 0.98  # torch iterates once more, in bfloat16
+    assert 0.85 < result.norm() / other.norm() < 1.15
 
 
-def test_matrices_that_lie_in_one_are_stepped_apart():
-    whole = nn.Parameter(torch.ones(24, 8))
+def test_stacked_matrices_are_updated_separately():
+    full = nn.Parameter(torch.ones(24, 8))
     parts = [nn.Parameter(torch.ones(8, 8)) for _ in range(3)]
-    gradients = random_gradients([whole], steps=3)
-    stepped([whole], gradients, Muon([{"params": [whole], "parts": 3}], lr=0.01))
+    gradients = random_gradients([full], steps=3)
+    stepped([full], gradients, Muon([{"params": [full], "parts": 3}], lr=0.01))
     apart = [list(several[0].chunk(3)) for several in gradients]
     stepped(parts, apart, Muon([{"params": parts, "parts": 1}], lr=0.01))
-    torch.testing.assert_close(whole.detach(), torch.cat(parts).detach())
+    torch.testing.assert_close(full.detach(), torch.cat(parts).detach())
 
 
-def test_the_rest_is_adams():
-    ours, theirs = (nn.Parameter(torch.ones(6, 5)) for _ in range(2))
+def test_other_parameters_are_updated_by_adamw():
+    actual, expected = (nn.Parameter(torch.ones(6, 5)) for _ in range(2))
     matrix = nn.Parameter(torch.ones(4, 4))
-    gradients = random_gradients([ours, matrix], steps=4)
+    gradients = random_gradients([actual, matrix], steps=4)
     options = {"lr": 0.01, "betas": (0.9, 0.98), "weight_decay": 0.1}
-    optimizer = Muon([{"params": [matrix], "parts": 1}, {"params": [ours]}], **options)
-    stepped([ours, matrix], gradients, optimizer)
-    stepped([theirs], [several[:1] for several in gradients], torch.optim.AdamW([theirs], **options))
-    assert torch.equal(ours, theirs)
+    optimizer = Muon([{"params": [matrix], "parts": 1}, {"params": [actual]}], **options)
+    stepped([actual, matrix], gradients, optimizer)
+    stepped([expected], [several[:1] for several in gradients], torch.optim.AdamW([expected], **options))
+    assert torch.equal(actual, expected)
     assert len(optimizer.param_groups) == 2
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 @pytest.mark.parametrize("length", ["ctc", "predict"])
-def test_it_takes_every_matrix_of_the_layers_and_nothing_else(refinement, length):
+def test_muon_updates_exactly_the_matrices_of_layers(refinement, length):
     feedback = "sum" if refinement == "stacked" else "learned"
     model = small_model(refinement=refinement, length=length, latent="vae", feedback=feedback)
     found = matrices_of_layers(model)
@@ -101,7 +101,7 @@ def test_it_takes_every_matrix_of_the_layers_and_nothing_else(refinement, length
     assert {name.split(".")[-2] for name, parts in found.items() if parts == 2} == {"key_value"}
 
 
-def test_of_a_teacher_it_takes_all_but_embeddings():
+def test_muon_updates_all_matrices_of_a_teacher_but_embeddings():
     model = small_teacher("marian")
     left = {name for name, weight in model.named_parameters() if weight.ndim == 2} - set(matrices_of_layers(model))
     positions = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
@@ -109,7 +109,7 @@ def test_of_a_teacher_it_takes_all_but_embeddings():
     assert set(matrices_of_layers(model).values()) == {1}
 
 
-def test_a_closure_sees_all_weights_and_momentum_is_saved():
+def test_closure_is_called_and_momentum_is_saved():
     weights = [nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4))]
     optimizer = Muon([{"params": weights[:1], "parts": 1}, {"params": weights[1:]}], momentum=0.8, lr=0.01)
 
@@ -137,12 +137,12 @@ def test_every_weight_is_in_one_group_and_only_matrices_decay():
     assert decayed == {id(known[name]) for name in [*names, "model.shared.weight"]}
 
 
-def test_a_model_without_layers_of_matrices_is_told_so():
-    with pytest.raises(ValueError, match="a RecurrentForConditionalGeneration has none; leave it unset"):
+def test_muon_refuses_model_without_matrices():
+    with pytest.raises(ValueError, match="but RecurrentForConditionalGeneration has none; leave it unset"):
         make_muon(RecurrentForConditionalGeneration(RecurrentConfig(vocab_size=50)), [], lr=1e-3, weight_decay=0.0)
 
 
-def test_a_run_learns_with_it(make_trainer):
+def test_training_with_muon_lowers_the_loss(make_trainer):
     trainer = make_trainer(optimizer="muon", max_steps=30, learning_rate=3e-3)
     before = trainer.evaluate()
     trainer.train()

@@ -1,4 +1,4 @@
-"""Runs that start from something: a teacher, a backbone, or the recurrent pair made for the purpose."""
+"""Runs that start from a teacher, a backbone or another model."""
 
 import json
 
@@ -37,7 +37,7 @@ def teacher(tmp_path, tokenizer):
     return tmp_path / "teacher"
 
 
-def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
+def test_training_can_start_from_a_teacher(teacher, tmp_path, tokenizer):
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES))
     flags = ["--train_data", file, "--source", "en", "--target", "de", "--teacher", teacher, "--config", "length=ctc"]
@@ -52,7 +52,7 @@ def test_a_run_may_start_from_a_teacher(teacher, tmp_path, tokenizer):
     assert len(truncated) == student.config.max_source_length
 
 
-def test_a_run_may_read_of_other_names(tmp_path):
+def test_vary_names_replaces_names_in_training_data(tmp_path):
     file = tmp_path / "train.jsonl"
     pairs = [(f"He is in {city}.", f"Er ist in {city}.") for city in ("Boston", "Berlin")]
     file.write_text(
@@ -69,7 +69,7 @@ def test_a_run_may_read_of_other_names(tmp_path):
         read_training_data(DataArguments(**data, vary_names=0.5), kd)
 
 
-def test_a_run_may_read_of_other_words(tmp_path):
+def test_vary_words_replaces_words_in_training_data(tmp_path):
     file = tmp_path / "train.jsonl"
     numbers = {"two": "zwei", "three": "drei"}
     pairs = [(f"He has {number} dogs.", f"Er hat {zahl} Hunde.") for number, zahl in numbers.items()]
@@ -86,7 +86,7 @@ def test_a_run_may_read_of_other_words(tmp_path):
         read_training_data(DataArguments(**data, vary_words=0.5), kd)
 
 
-def test_a_run_may_read_several_files_and_change_numbers_surface_and_length(tmp_path):
+def test_several_files_and_all_augmentations_can_be_combined(tmp_path):
     files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
     files[0].write_text(json.dumps({"en": "It costs 300 dollars.", "de": "Es kostet 300 Dollar."}))
     files[1].write_text(json.dumps({"en": "Good.", "de": "Gut."}))
@@ -105,7 +105,7 @@ def test_a_run_may_read_several_files_and_change_numbers_surface_and_length(tmp_
         read_training_data(DataArguments(**data), kd)
 
 
-def test_a_model_that_learns_what_to_feed_back_starts_with_all_of_it(tmp_path, tokenizer):
+def test_adding_learned_feedback_does_not_change_the_outputs(tmp_path, tokenizer):
     old = small_model(torch.float32, vocab_size=len(tokenizer))
     old.save_pretrained(tmp_path / "old")
     model = find_model(ModelArguments(model=str(tmp_path / "old"), config=["feedback=learned"]), tokenizer).eval()
@@ -113,7 +113,7 @@ def test_a_model_that_learns_what_to_feed_back_starts_with_all_of_it(tmp_path, t
     torch.testing.assert_close(model(input_ids=tokens).logits, old(input_ids=tokens).logits)
 
 
-def test_a_run_is_known_by_the_weights_it_started_from_wherever_they_lie(teacher, tmp_path):
+def test_resume_compares_fingerprints_of_starting_weights(teacher, tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES))
     flags = ["--train_data", file, "--source", "en", "--target", "de", "--config", "length=ctc", "--objective", "ctc"]
@@ -132,17 +132,17 @@ def test_a_run_is_known_by_the_weights_it_started_from_wherever_they_lie(teacher
         run(moved)
 
 
-def test_a_run_may_start_from_a_backbone(tmp_path, tokenizer):
+def test_training_can_start_from_a_backbone(tmp_path, tokenizer):
     backbone = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
     backbone.save_pretrained(tmp_path)
     model = find_model(ModelArguments(backbone=str(tmp_path), config=["refinement=mixed", "tol=1e-4"]), tokenizer)
     assert (model.config.refinement, model.config.transition_layers, model.config.tol) == ("mixed", 2, 1e-4)
-    mine, theirs = (one.state_dict()["model.transition.layers.1.norms.0.weight"] for one in (model, backbone))
-    assert torch.equal(mine, theirs)
+    actual, expected = (one.state_dict()["model.transition.layers.1.norms.0.weight"] for one in (model, backbone))
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("start", ["model", "backbone"])
-def test_a_run_does_not_start_with_the_ngrams_of_another_model(tmp_path, tokenizer, start):
+def test_ngrams_of_the_starting_model_are_not_used(tmp_path, tokenizer, start):
     old = small_model(torch.float32, vocab_size=len(tokenizer), length="ctc", refinement="stacked")
     untouched = old.state_dict().keys()
     add_ngrams(old, [[5, 6, 7]] * 4, order=3, least=2, weight=0.2, bonus=1.5)
@@ -159,7 +159,7 @@ def test_a_run_does_not_start_with_the_ngrams_of_another_model(tmp_path, tokeniz
     assert again.generate(torch.tensor([[5, 6, 2]])).shape[0] == 1
 
 
-def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path, tokenizer):
+def test_starting_model_with_more_layers_or_another_vocabulary_is_refused(teacher, tmp_path, tokenizer):
     stacked = small_model(torch.float32, refinement="stacked", vocab_size=len(tokenizer))
     stacked.save_pretrained(tmp_path / "stacked")
     with pytest.raises(
@@ -175,7 +175,7 @@ def test_a_run_does_not_drop_layers_or_take_another_vocabulary(teacher, tmp_path
         check_belongs(other, str(teacher), DataArguments(**data, tokenizer="other"))
 
 
-def test_weights_that_cannot_be_used_are_told_in_one_line(teacher, tmp_path, tokenizer):
+def test_unusable_weights_are_reported_in_one_line(teacher, tmp_path, tokenizer):
     model = small_model(torch.float32, vocab_size=len(tokenizer), d_model=32)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -193,29 +193,29 @@ def test_weights_that_cannot_be_used_are_told_in_one_line(teacher, tmp_path, tok
             load_teacher(str(tmp_path / name))
 
 
-def test_there_is_one_thing_to_start_from():
+def test_starting_points_are_mutually_exclusive():
     with pytest.raises(ValueError, match="model=a and teacher=b are mutually exclusive starting points; give one"):
         ModelArguments(model="a", teacher="b")
 
 
-def test_a_run_is_not_another_one_because_a_version_knows_more_fields(tmp_path):
-    """What a field is by default need not be written down, so that one that is new changes nothing."""
+def test_resume_ignores_new_configuration_fields_with_default_values(tmp_path):
+    """Default values of fields are not recorded, so that new fields have no effect."""
     small_model(refinement="mixed").save_pretrained(tmp_path / "model")
-    config = DeqNarForConditionalGeneration.from_pretrained(tmp_path / "model").config  # which knows where it was
-    said = beyond_defaults(config)
-    assert said["refinement"] == "mixed"
-    assert not {"tol", "transformers_version", "_name_or_path"} & said.keys()
-    assert DeqNarConfig.from_dict(said).to_diff_dict() == config.to_diff_dict()
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {"config": said}, "processes": 1, "finished": False}))
-    check_same_run(tmp_path, {"config": said})
+    config = DeqNarForConditionalGeneration.from_pretrained(tmp_path / "model").config  # includes _name_or_path
+    output = beyond_defaults(config)
+    assert output["refinement"] == "mixed"
+    assert not {"tol", "transformers_version", "_name_or_path"} & output.keys()
+    assert DeqNarConfig.from_dict(output).to_diff_dict() == config.to_diff_dict()
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"config": output}, "processes": 1, "finished": False}))
+    check_same_run(tmp_path, {"config": output})
     with pytest.raises(ValueError, match=r"holds a run with tol=the default, but now it is 0\.5"):
-        check_same_run(tmp_path, {"config": {**said, "tol": 0.5}})
+        check_same_run(tmp_path, {"config": {**output, "tol": 0.5}})
     with pytest.raises(ValueError, match="holds a run with refinement=mixed, but now it is the default"):
-        check_same_run(tmp_path, {"config": {name: value for name, value in said.items() if name != "refinement"}})
+        check_same_run(tmp_path, {"config": {name: value for name, value in output.items() if name != "refinement"}})
 
 
-def test_validation_takes_its_pairs_from_all_over_the_file(tmp_path, tokenizer):
-    """Files are often sorted by length, and the shortest sentences say little of the others."""
+def test_validation_pairs_are_evenly_spaced_in_the_file(tmp_path, tokenizer):
+    """Files are often sorted by length, and the first sentences are not representative."""
     file = tmp_path / "validation.jsonl"
     file.write_text("\n".join(json.dumps({"en": f"A man {number}.", "de": "Ein Mann."}) for number in range(9)))
     data = CorpusArguments(str(file), "en", "de", validation_data=str(file), validation_limit=3)

@@ -11,7 +11,7 @@ def lengths(count: int = 500) -> list[int]:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_every_example_once_and_within_the_budget(shuffle):
+def test_every_example_occurs_once_and_batches_are_within_the_budget(shuffle):
     sizes = lengths()
     sampler = TokenBudgetSampler(sizes, max_tokens=300, shuffle=shuffle)
     batches = list(sampler)
@@ -21,14 +21,14 @@ def test_every_example_once_and_within_the_budget(shuffle):
         assert len(batch) * max(sizes[index] for index in batch) <= 300
 
 
-def test_little_is_padding():
+def test_batches_have_little_padding():
     sizes = lengths()
     batches = list(TokenBudgetSampler(sizes, max_tokens=300))
     padded = sum(len(batch) * max(sizes[index] for index in batch) for batch in batches)
     assert sum(sizes) / padded > 0.95
 
 
-def test_epochs_differ_and_repeat():
+def test_epochs_differ_and_are_reproducible():
     sampler, again = (TokenBudgetSampler(lengths(), max_tokens=300, seed=4) for _ in range(2))
     first = list(sampler)
     assert list(again) == first
@@ -44,16 +44,16 @@ def test_epochs_differ_and_repeat():
 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("count", [500, 7, 3])
-def test_processes_together_see_what_one_would(processes, count):
+def test_processes_together_have_the_batches_of_one_process(processes, count):
     sizes = lengths(count)
-    alone = TokenBudgetSampler(sizes, max_tokens=200, processes=processes)
+    single = TokenBudgetSampler(sizes, max_tokens=200, processes=processes)
     shares = [list(TokenBudgetSampler(sizes, max_tokens=200, processes=processes, process=p)) for p in range(processes)]
     assert len({len(share) for share in shares}) == 1
-    for whole, *parts in zip(alone.batches(), *shares, strict=True):
+    for full, *parts in zip(single.batches(), *shares, strict=True):
         assert all(parts)
-        assert sorted(index for part in parts for index in part) == sorted(whole)
+        assert sorted(index for part in parts for index in part) == sorted(full)
     if count == 500:
-        assert alone.batches() == TokenBudgetSampler(sizes, max_tokens=200).batches()
+        assert single.batches() == TokenBudgetSampler(sizes, max_tokens=200).batches()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_impossible_budgets_are_refused(arguments, message):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_process_ever_gets_an_empty_batch(seed):
+def test_no_process_gets_an_empty_batch(seed):
     generator = torch.Generator().manual_seed(seed)
     processes = int(torch.randint(1, 5, (), generator=generator))
     count = int(torch.randint(processes, 30, (), generator=generator))
@@ -101,17 +101,17 @@ def rows(count: int = 20, number: int = 0) -> list[dict]:
 def test_subword_dropout_depends_on_the_epoch_and_the_pair_not_on_the_batch():
     sampler = TokenBudgetSampler([3] * 20, 60)
     collator = dropout(sampler)
-    together = [collator.split(row) for row in rows()]
-    assert len({tuple(row["input_ids"]) for row in together}) > 1
-    assert [collator.split(row) for row in reversed(rows())] == together[::-1]
-    assert collator.split(rows()[7]) == together[7]
+    batched = [collator.split(row) for row in rows()]
+    assert len({tuple(row["input_ids"]) for row in batched}) > 1
+    assert [collator.split(row) for row in reversed(rows())] == batched[::-1]
+    assert collator.split(rows()[7]) == batched[7]
     loader = TokenBudgetLoader(rows(), batch_sampler=sampler, collate_fn=collator)
     loader.set_epoch(1)
-    assert [collator.split(row) for row in rows()] != together
+    assert [collator.split(row) for row in rows()] != batched
     loader.set_epoch(0)
-    assert [collator.split(row) for row in rows()] == together
+    assert [collator.split(row) for row in rows()] == batched
     (batch,) = loader
-    assert batch["input_ids"].shape[1] == max(len(row["input_ids"]) for row in together)
+    assert batch["input_ids"].shape[1] == max(len(row["input_ids"]) for row in batched)
 
 
 def test_subword_dropout_never_exceeds_the_canvas_or_the_longest_text():

@@ -20,7 +20,7 @@ from .conftest import PAIRS, length_for
 
 
 def offer_candidates(dataset):
-    """What Dynamic KD chooses among: the target, and the target read backwards."""
+    """Candidates of Dynamic KD: the target, and the reversed target."""
     candidates = [[labels, labels[::-1]] for labels in dataset["labels"]]
     similarity = [[[100.0, 30.0], [30.0, 100.0]]] * len(candidates)
     return dataset.add_column("candidates", candidates).add_column("similarity", similarity)
@@ -42,7 +42,7 @@ def test_every_documented_objective_trains(make_trainer, objective):
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_the_log_says_how_the_equilibrium_is_reached_and_every_term(make_trainer, refinement):
+def test_log_has_solver_statistics_and_every_term(make_trainer, refinement):
     settings = {"correction": 0.3, "initial": 0.1, "jacobian": 0.1, "random_nfe": True}
     settings = {} if refinement == "stacked" else {**settings, "denoising_steps": 0}
     trainer = make_trainer(model={"refinement": refinement, "latent": "vae"}, **settings)
@@ -57,7 +57,7 @@ def test_the_log_says_how_the_equilibrium_is_reached_and_every_term(make_trainer
 
 
 @pytest.mark.parametrize("objective", ["ctc+glat", "glat"])
-def test_a_trained_model_translates_what_it_has_learned_and_validation_sees_it(make_trainer, objective):
+def test_trained_model_reproduces_its_data_and_validation_measures_it(make_trainer, objective):
     trainer = make_trainer(
         objective=objective,
         max_steps=250,
@@ -75,7 +75,7 @@ def test_a_trained_model_translates_what_it_has_learned_and_validation_sees_it(m
     assert trainer.evaluate()["eval_bleu"] >= max(scores) - 1e-6  # the model now has the best weights
 
 
-def test_validation_scores_what_generate_writes(make_trainer, tokenizer):
+def test_validation_scores_the_output_of_generate(make_trainer, tokenizer):
     trainer = make_trainer()
     from hf_deqnar.evaluation.metrics import score
     from hf_deqnar.evaluation.translation import translate_sentences
@@ -84,7 +84,7 @@ def test_validation_scores_what_generate_writes(make_trainer, tokenizer):
     assert trainer.evaluate()["eval_bleu"] == score(found, PAIRS[:6])["bleu"]
 
 
-def test_evaluating_changes_nothing_in_training(make_trainer):
+def test_evaluation_does_not_change_training(make_trainer):
     weights = []
     for name, strategy in (("with", "steps"), ("without", "no")):
         trainer = make_trainer(name, eval_strategy=strategy, eval_steps=1, average_best=0)
@@ -93,7 +93,7 @@ def test_evaluating_changes_nothing_in_training(make_trainer):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_the_learning_rate_falls_with_the_inverse_square_root(make_trainer):
+def test_learning_rate_decays_with_the_inverse_square_root(make_trainer):
     trainer = make_trainer(max_steps=16, warmup_steps=4, learning_rate=1e-2, logging_steps=1)
     trainer.train()
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
@@ -101,13 +101,13 @@ def test_the_learning_rate_falls_with_the_inverse_square_root(make_trainer):
     assert rates[15] == pytest.approx(0.01 * (4 / 15) ** 0.5)
 
 
-def test_the_last_weights_are_validated_too(make_trainer):
+def test_last_weights_are_validated(make_trainer):
     trainer = make_trainer(max_steps=5, eval_strategy="steps", eval_steps=2)
     trainer.train()
     assert [entry["step"] for entry in trainer.state.log_history if "eval_bleu" in entry] == [2, 4, 5]
 
 
-def test_the_last_updates_are_logged_too(make_trainer):
+def test_last_updates_are_logged(make_trainer):
     trainer = make_trainer(max_steps=5, logging_steps=3)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "cpu_seconds" in entry]
@@ -115,7 +115,7 @@ def test_the_last_updates_are_logged_too(make_trainer):
     assert all(entry["cpu_seconds"] > 0 for entry in logs)
 
 
-def test_training_stops_when_it_no_longer_gets_better(make_trainer):
+def test_early_stopping_ends_training_without_improvement(make_trainer):
     trainer = make_trainer(
         max_steps=60, learning_rate=0.0, eval_strategy="steps", eval_steps=2, early_stopping_patience=3
     )
@@ -123,21 +123,21 @@ def test_training_stops_when_it_no_longer_gets_better(make_trainer):
     assert trainer.state.global_step == 8  # the first is the best, then three that are not better
 
 
-def test_explicit_models_first_learn_to_denoise(make_trainer, monkeypatch):
-    seen = []
+def test_explicit_models_are_first_trained_to_denoise(make_trainer, monkeypatch):
+    recorded = []
     original = DeqNarTrainer._stage
-    monkeypatch.setattr(DeqNarTrainer, "_stage", lambda self: seen.append(original(self)) or seen[-1])
+    monkeypatch.setattr(DeqNarTrainer, "_stage", lambda self: recorded.append(original(self)) or recorded[-1])
     make_trainer(model={"refinement": "explicit"}).train()
-    assert [budget for _, budget in seen] == [1, 1, 1, None, None, None]
-    assert [objective.input is masked for objective, _ in seen] == [True] * 3 + [False] * 3
-    seen.clear()
+    assert [budget for _, budget in recorded] == [1, 1, 1, None, None, None]
+    assert [objective.input is masked for objective, _ in recorded] == [True] * 3 + [False] * 3
+    recorded.clear()
     make_trainer(model={"refinement": "implicit"}, denoising_steps=2, max_nfe=4, correction=0.5).train()
-    assert [budget for _, budget in seen] == [1, 1, 4, 4, 4, 4]
-    assert not any(objective.input is masked for objective, _ in seen)
-    assert [objective.correction for objective, _ in seen] == [0, 0, 0.5, 0.5, 0.5, 0.5]
+    assert [budget for _, budget in recorded] == [1, 1, 4, 4, 4, 4]
+    assert not any(objective.input is masked for objective, _ in recorded)
+    assert [objective.correction for objective, _ in recorded] == [0, 0, 0.5, 0.5, 0.5, 0.5]
 
 
-def test_a_term_that_begins_between_two_logs_is_averaged_over_its_own_updates(make_trainer):
+def test_term_that_starts_between_two_logs_is_averaged_over_its_own_updates(make_trainer):
     options = {"denoising_steps": 5, "correction": 0.5, "correction_share": 1.0, "logging_steps": 6}
     trainer = make_trainer(model={"refinement": "implicit"}, learning_rate=1e-9, **options)
     trainer.train()
@@ -145,13 +145,13 @@ def test_a_term_that_begins_between_two_logs_is_averaged_over_its_own_updates(ma
     assert logged["correction"] == pytest.approx(logged["nat"], rel=0.3)
 
 
-def test_one_evaluation_is_an_ordinary_decoder(make_trainer):
+def test_denoising_stage_uses_one_evaluation(make_trainer):
     trainer = make_trainer(model={"refinement": "explicit"}, denoising_steps=100, logging_steps=1)
     trainer.train()
     assert all(entry["nfe"] == 1 for entry in trainer.state.log_history if "nfe" in entry)
 
 
-def test_every_part_of_a_batch_draws_its_own_random_numbers(make_trainer):
+def test_every_part_of_a_batch_has_its_own_random_numbers(make_trainer):
     seeds = []
     trainer = make_trainer(gradient_accumulation_steps=2, max_steps=3)
     original = trainer._generator
@@ -161,32 +161,30 @@ def test_every_part_of_a_batch_draws_its_own_random_numbers(make_trainer):
     assert len({generator.initial_seed() for generator in seeds}) == 6
 
 
-def test_a_step_of_several_batches_is_the_mean_of_their_steps(make_trainer):
-    """With plain gradient descent the weights say it: parts of a batch are neither added up nor forgotten."""
+def test_gradient_accumulation_averages_over_batches(make_trainer):
+    """With plain gradient descent: parts of a batch are averaged, neither summed nor omitted."""
     settings = {"objective": "ctc", "model": {"dropout": 0.0}, "max_grad_norm": 0.0, "warmup_steps": 0}
     settings |= {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 1e-2, "weight_decay": 0.0}
-    whole = make_trainer(gradient_accumulation_steps=2, max_steps=1, logging_steps=1, **settings)
-    start = {name: value.clone() for name, value in whole.model.state_dict().items()}
-    whole.train()
-    moved = {name: value - start[name] for name, value in whole.model.state_dict().items()}
-    alone = make_trainer(max_steps=1, **settings)
-    loader = alone.get_train_dataloader()
+    full = make_trainer(gradient_accumulation_steps=2, max_steps=1, logging_steps=1, **settings)
+    start = {name: value.clone() for name, value in full.model.state_dict().items()}
+    full.train()
+    moved = {name: value - start[name] for name, value in full.model.state_dict().items()}
+    single = make_trainer(max_steps=1, **settings)
+    loader = single.get_train_dataloader()
     loader.set_epoch(0)
     steps = []
     for batch, _ in zip(loader, range(2), strict=False):
-        alone.model.load_state_dict(start)
-        alone.model.zero_grad()
-        alone.model.train()
-        alone.objective(alone.model, batch)["loss"].backward()
-        steps.append({name: -1e-2 * weight.grad for name, weight in alone.model.named_parameters()})
+        single.model.load_state_dict(start)
+        single.model.zero_grad()
+        single.model.train()
+        single.objective(single.model, batch)["loss"].backward()
+        steps.append({name: -1e-2 * weight.grad for name, weight in single.model.named_parameters()})
     for name in steps[0]:
         torch.testing.assert_close(moved[name], (steps[0][name] + steps[1][name]) / 2, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "stacked"])
-def test_a_loss_that_is_not_a_number_stops_with_the_step_the_pairs_and_the_last_checkpoint(
-    make_trainer, tmp_path, refinement
-):
+def test_nan_loss_is_reported_with_step_pairs_and_last_checkpoint(make_trainer, tmp_path, refinement):
     trainer = make_trainer(save_strategy="steps", save_steps=2, model={"refinement": refinement})
 
     class Poison(TrainerCallback):
@@ -202,7 +200,7 @@ def test_a_loss_that_is_not_a_number_stops_with_the_step_the_pairs_and_the_last_
     assert all(weight.isfinite().all() for weight in model.state_dict().values())
 
 
-def test_a_gradient_that_is_not_a_number_stops_before_the_weights_are_touched(make_trainer):
+def test_nan_gradient_stops_training_before_the_update(make_trainer):
     trainer = make_trainer()
     trainer.model.lm_head.weight.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(FloatingPointError, match="The gradient is .* in update 1, pairs .*no checkpoint was written"):
@@ -210,7 +208,7 @@ def test_a_gradient_that_is_not_a_number_stops_before_the_weights_are_touched(ma
     assert trainer.model.lm_head.weight.isfinite().all()
 
 
-def test_a_scale_of_half_precision_may_be_too_large_at_first(make_trainer):
+def test_infinite_gradient_is_accepted_only_with_a_gradient_scaler(make_trainer):
     trainer = make_trainer()
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
     assert trainer._get_grad_norm(trainer.model, torch.tensor(float("inf"))) == float("inf")
@@ -219,7 +217,7 @@ def test_a_scale_of_half_precision_may_be_too_large_at_first(make_trainer):
         trainer._get_grad_norm(trainer.model, torch.tensor(float("inf")))
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint_intact(make_trainer, tmp_path, monkeypatch):
+def test_full_disk_leaves_the_previous_checkpoint_intact(make_trainer, tmp_path, monkeypatch):
     trainer = make_trainer(save_strategy="steps", save_steps=2)
     write = torch.save
 
@@ -240,8 +238,8 @@ def test_a_full_disk_leaves_the_previous_checkpoint_intact(make_trainer, tmp_pat
     assert trainer.state.global_step == 6
 
 
-def test_a_disk_that_is_full_for_the_best_weights_is_told_in_one_line(make_trainer, tmp_path):
-    """A real refusal of the system: no file of this process may grow beyond a few bytes."""
+def test_full_disk_while_saving_best_weights_is_reported_in_one_line(make_trainer, tmp_path):
+    """The operating system limits the file size of this process to a few bytes."""
     trainer = make_trainer(eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2)
     trainer.train()
     trainer.is_in_train = True
@@ -254,14 +252,14 @@ def test_a_disk_that_is_full_for_the_best_weights_is_told_in_one_line(make_train
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_best_weights_do_not_pile_up_where_nothing_is_saved(make_trainer, tmp_path):
+def test_best_weights_are_deleted_without_checkpoints(make_trainer, tmp_path):
     trainer = make_trainer(eval_strategy="steps", eval_steps=1, average_best=2)
     trainer.train()
     assert len(list((tmp_path / "run" / "best").iterdir())) == 2
 
 
 @pytest.mark.parametrize("stopped_at", [3, 6])
-def test_a_run_that_goes_on_keeps_its_patience(make_trainer, stopped_at):
+def test_early_stopping_state_is_restored_on_resume(make_trainer, stopped_at):
     settings = {"learning_rate": 0.0, "eval_strategy": "steps", "eval_steps": 1, "early_stopping_patience": 4}
     settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 50, "save_total_limit": None}
     first = make_trainer(**settings)
@@ -272,19 +270,19 @@ def test_a_run_that_goes_on_keeps_its_patience(make_trainer, stopped_at):
     assert again.state.global_step == 5
 
 
-def test_predict_gives_token_ids_in_order(make_trainer, tokenizer):
+def test_predict_returns_token_ids_in_order(make_trainer, tokenizer):
     trainer = make_trainer()
     found = trainer.predict(trainer.eval_dataset)
     batch = tokenizer([PAIRS[2].source], return_tensors="pt")
-    alone = trainer.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"])[0].tolist()
+    single = trainer.model.generate(batch["input_ids"], attention_mask=batch["attention_mask"])[0].tolist()
     row = found.predictions[2].tolist()
-    assert row[: len(alone)] == alone
-    assert set(row[len(alone) :]) <= {tokenizer.pad_token_id}
+    assert row[: len(single)] == single
+    assert set(row[len(single) :]) <= {tokenizer.pad_token_id}
     assert {"test_bleu", "test_nat"} <= found.metrics.keys()
     assert found.label_ids.shape[0] == 6
 
 
-def test_predict_after_training_is_without_dropout(make_trainer):
+def test_predict_after_training_has_no_dropout(make_trainer):
     trainer = make_trainer(model={"dropout": 0.5})
     trainer.train()
     trainer.model.train()
@@ -294,7 +292,7 @@ def test_predict_after_training_is_without_dropout(make_trainer):
     assert first == second == trainer.predict(trainer.eval_dataset).predictions.tolist()
 
 
-def test_lists_and_several_validation_sets_are_taken(make_trainer, tokenizer):
+def test_lists_and_several_validation_sets_are_accepted(make_trainer, tokenizer):
     trainer = make_trainer()
     rows = [trainer.train_dataset[place] for place in range(8)]
     held_out = {"a": trainer.eval_dataset.select([0, 1]), "b": [trainer.eval_dataset[2]]}
@@ -307,7 +305,7 @@ def test_lists_and_several_validation_sets_are_taken(make_trainer, tokenizer):
         DeqNarTrainer(trainer.model, trainer.args, train_dataset="rows", processing_class=tokenizer)
 
 
-def test_several_validation_sets_are_looked_at_in_training(make_trainer, tokenizer, tmp_path):
+def test_several_validation_sets_are_evaluated_in_training(make_trainer, tokenizer, tmp_path):
     trainer = make_trainer()
     sets = {"a": trainer.eval_dataset.select([0, 1]), "b": trainer.eval_dataset.select([2])}
     looks = {"eval_strategy": "steps", "eval_steps": 2, "average_best": 0, "max_steps": 4, "max_tokens": 100}
@@ -324,7 +322,7 @@ def test_several_validation_sets_are_looked_at_in_training(make_trainer, tokeniz
         assert [entry["step"] for entry in several.state.log_history if name in entry] == [2, 4]
 
 
-def test_validation_is_without_smoothing_and_random_budgets(make_trainer):
+def test_validation_has_no_smoothing_or_random_budgets(make_trainer):
     plain = make_trainer(objective="glat", label_smoothing_factor=0.0, model={"tol": 1e-9})
     smoothed = make_trainer(objective="glat", label_smoothing_factor=0.3, random_nfe=True, model={"tol": 1e-9})
     first, second = plain.evaluate(), smoothed.evaluate()
@@ -332,13 +330,13 @@ def test_validation_is_without_smoothing_and_random_budgets(make_trainer):
     assert first["eval_nfe"] == second["eval_nfe"] == 6
 
 
-def test_a_long_validation_sentence_has_a_batch_of_its_own(make_trainer):
+def test_long_validation_sentence_has_its_own_batch(make_trainer):
     trainer = make_trainer()
     trainer.args.max_tokens = 10
     assert trainer.evaluate()["eval_nat"] > 0
 
 
-def test_the_best_is_what_the_metric_calls_so(make_trainer):
+def test_best_checkpoint_follows_the_metric(make_trainer):
     trainer = make_trainer(metric_for_best_model="nat", eval_strategy="steps", eval_steps=2, learning_rate=3e-3)
     trainer.train()
     scores = {entry["step"]: entry["eval_nat"] for entry in trainer.state.log_history if "eval_nat" in entry}
@@ -347,7 +345,7 @@ def test_the_best_is_what_the_metric_calls_so(make_trainer):
         make_trainer(metric_for_best_model="blue", eval_strategy="steps", eval_steps=2).train()
 
 
-def test_only_the_weights_that_may_be_averaged_are_kept(make_trainer, tmp_path):
+def test_only_weights_that_may_be_averaged_are_stored(make_trainer, tmp_path):
     trainer = make_trainer(
         max_steps=8, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=4, average_best=3
     )
@@ -360,7 +358,7 @@ def test_only_the_weights_that_may_be_averaged_are_kept(make_trainer, tmp_path):
     assert state["best_model_checkpoint"] is None
 
 
-def test_tensorboard_gets_the_terms(make_trainer, tmp_path):
+def test_loss_terms_are_logged_to_tensorboard(make_trainer, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(tmp_path / "events")
@@ -373,7 +371,7 @@ def test_tensorboard_gets_the_terms(make_trainer, tmp_path):
     assert {"train/loss", "train/nat", "train/nfe", "train/residual"} <= set(events.Tags()["scalars"])
 
 
-def test_what_cannot_be_trained_is_refused_at_the_start(make_trainer, tokenizer):
+def test_unsupported_training_setups_are_refused_at_the_start(make_trainer, tokenizer):
     with pytest.raises(ValueError, match="'ctc.glat' needs config.length = 'ctc'"):
         make_trainer(model={"length": "predict"})
     trainer = make_trainer()
@@ -393,7 +391,7 @@ def test_what_cannot_be_trained_is_refused_at_the_start(make_trainer, tokenizer)
         DeqNarTrainer(trainer.model, trainer.args, train_dataset=trainer.train_dataset)
 
 
-def test_the_model_says_what_it_was_trained_with(make_trainer, tmp_path):
+def test_configuration_records_the_training_objective(make_trainer, tmp_path):
     trainer = make_trainer(objective="glat")
     trainer.train()
     trainer.save_model()

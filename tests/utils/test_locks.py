@@ -10,7 +10,7 @@ import pytest
 from hf_deqnar.utils import locks
 from hf_deqnar.utils.locks import is_locked, try_lock, wait_for_lock
 
-# Acquires the lock, says so, and waits until it is killed or its input is closed.
+# Acquires the lock, prints a message, and waits until it is killed or its input is closed.
 OWNER = """
 import sys
 from pathlib import Path

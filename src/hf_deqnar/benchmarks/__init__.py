@@ -1,1 +1,1 @@
-"""What `hf-deqnar bench` measures. Timings are medians of runs that take turns, and never part of a test."""
+"""Benchmarks of `hf-deqnar bench`. Timings are medians of interleaved runs; no test depends on them."""

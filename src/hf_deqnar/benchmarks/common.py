@@ -1,4 +1,4 @@
-"""What benchmarks share: the machine's description, taking turns, and tables."""
+"""Utilities of the benchmarks: description of the machine, interleaved timing, tables."""
 
 import ast
 import platform
@@ -20,7 +20,7 @@ from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 
 
 def machine(threads: int, *packages: str) -> dict[str, str | int]:
-    """Where the figures come from; the versions of further packages if they had a part in them."""
+    """Processor, threads and package versions; further packages by name."""
     return {
         "processor": _processor(),
         "threads": threads,
@@ -41,7 +41,7 @@ def _processor() -> str:
 
 @torch.no_grad()
 def untrained_model(config: DeqNarConfig) -> DeqNarForConditionalGeneration:
-    """Random weights whose layers add as much as trained ones do; else every equilibrium would be found at once."""
+    """A model with random weights and the residual branches at full scale; otherwise solves converge immediately."""
     model = DeqNarForConditionalGeneration(config)
     for module in model.modules():
         if isinstance(module, BranchEnd):
@@ -49,55 +49,55 @@ def untrained_model(config: DeqNarConfig) -> DeqNarForConditionalGeneration:
     return model
 
 
-def interleaved_seconds(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median time of every contender. They take turns, so that a slow minute of the machine hits all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+def interleaved_seconds(systems: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median time of every system. Runs are interleaved, so that background load affects all systems."""
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
     for repeat in range(repeats + 1):
-        for name, run in contenders.items():
+        for name, run in systems.items():
             start = time.perf_counter()
             run()
-            if repeat > 0:  # the first turn warms up
+            if repeat > 0:  # the first repeat is warm-up
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 @dataclass
-class Turns:
-    """What contenders did with the same inputs, by name: `seconds[name][repeat][place]`, `answers[name][place]`."""
+class Timings:
+    """Times and outputs of systems on the same inputs: `seconds[name][repeat][input]`, `outputs[name][input]`."""
 
     seconds: dict[str, list[list[float]]]
-    answers: dict[str, list[Any]]
+    outputs: dict[str, list[Any]]
 
 
-def take_turns(
-    contenders: dict[str, Callable[[Any], Any]], inputs: Sequence[Any], repeats: int, warm_up: int = 1
-) -> Turns:
-    """Time every contender on every input. All of them take one input before any takes the next, and who begins
-    rotates, so that neither a slow minute of the machine nor a place in the order is one contender's alone.
+def time_interleaved(
+    systems: dict[str, Callable[[Any], Any]], inputs: Sequence[Any], repeats: int, warm_up: int = 1
+) -> Timings:
+    """Time every system on every input. All systems process one input before the next, in rotating order, so that
+    neither background load nor the order favours a system.
 
     Args:
-        warm_up: how many inputs every contender is given before the clock starts.
+        warm_up: number of untimed inputs of every system before the timed ones.
     """
-    names = list(contenders)
+    names = list(systems)
     for name in names:
         for one in inputs[:warm_up]:
-            contenders[name](one)
+            systems[name](one)
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in range(repeats)] for name in names}
-    answers: dict[str, list[Any]] = {name: [] for name in names}
-    turns = [(repeat, one) for repeat in range(repeats) for one in inputs]
-    for number, (repeat, one) in enumerate(tqdm(turns, desc="timing", unit="turn", disable=None)):
+    outputs: dict[str, list[Any]] = {name: [] for name in names}
+    runs = [(repeat, one) for repeat in range(repeats) for one in inputs]
+    for number, (repeat, one) in enumerate(tqdm(runs, desc="timing", unit="input", disable=None)):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             start = time.perf_counter()
-            answer = contenders[name](one)
+            output = systems[name](one)
             seconds[name][repeat].append(time.perf_counter() - start)
             if repeat == 0:
-                answers[name].append(answer)
-    return Turns(seconds, answers)
+                outputs[name].append(output)
+    return Timings(seconds, outputs)
 
 
 def in_milliseconds(seconds: Iterable[float]) -> dict[str, float]:
-    """Median, 95th percentile (between neighbours it is interpolated) and mean.
+    """Median, 95th percentile (interpolated) and mean.
 
     >>> in_milliseconds([0.001, 0.002, 0.003, 0.004, 0.005])
     {'median': 3.0, 'p95': 4.8, 'mean': 3.0}
@@ -108,7 +108,7 @@ def in_milliseconds(seconds: Iterable[float]) -> dict[str, float]:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """Options as users write them behind a name.
+    """Parse `option=value,…` to a dictionary.
 
     >>> read_options("length_beams=5,solver=broyden")
     {'length_beams': 5, 'solver': 'broyden'}
@@ -121,12 +121,12 @@ def read_options(text: str) -> dict[str, Any]:
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            options[key] = value  # a word
+            options[key] = value  # a string
     return options
 
 
 def markdown_table(headers: list[str], rows: list[list[object]]) -> str:
-    """A Markdown table, ready for the README."""
+    """A Markdown table."""
     cells = [[str(cell) for cell in row] for row in [headers, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     lines = [

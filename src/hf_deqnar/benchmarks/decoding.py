@@ -1,9 +1,9 @@
-"""Ways to decode with one model: what each saves in evaluations and time, and what it costs in BLEU.
+"""Evaluations, time and BLEU of one model with different decoding options.
 
-A way is options of `generate`, such as tol=0.03 or solver=picard,max_nfe=4; `memory` and `damping` of the solver, which
-are the model's, are taken, too. With every sentence all ways take turns, alone, in one process; the first way is how
-the model decodes if nothing is asked for. BLEU and evaluations are of the whole data, translated once in batches,
-untimed. The time is told as the ratio of the medians to the first.
+An entry of --ways is options of `generate`, such as tol=0.03 or solver=picard,max_nfe=4, or the configuration fields
+`memory` and `damping` of the solver. Sentences are translated one by one in one process, with all options interleaved;
+the first row has the default options of the model. BLEU and evaluations are of the complete data, translated once in
+batches, untimed. Times are given as ratios of the medians to the first row.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ from ..evaluation.metrics import metrics
 from ..export.runtime import DeqNarOnnxModel
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.text import clean_text, longest_source
-from . import contenders
-from .common import in_milliseconds, machine, markdown_table, read_options, take_turns
+from . import systems
+from .common import in_milliseconds, machine, markdown_table, read_options, time_interleaved
 from .options import DecodingOptions
 
-OWN = "as it is"
-OF_THE_MODEL = ("memory", "damping")  # options of its solver that `generate` does not take
-BATCH = 32  # of what is not timed
-WARM_UP = 3  # sentences before the clock starts
+DEFAULT = "default"
+CONFIGURATION_FIELDS = ("memory", "damping")  # options of the solver that `generate` does not accept
+BATCH = 32  # of untimed translations
+WARM_UP = 3  # untimed sentences before the timed ones
 
 
 def measure(options: DecodingOptions) -> dict:
@@ -36,53 +36,53 @@ def measure(options: DecodingOptions) -> dict:
         )
     model, tokenizer = options.load(options.model, "cpu", threads=options.threads)
     if not getattr(model.config, "seeks_equilibrium", False):
-        raise ValueError(f"--model {options.model} solves nothing; name a model that seeks an equilibrium.")
+        raise ValueError(f"--model {options.model} is a stacked model; name an equilibrium model.")
     if not isinstance(model, DeqNarOnnxModel):
         model = model.float()
-    sources, _ = contenders.as_tokens([pair.source for pair in pairs], tokenizer, longest_source(model.config))
+    sources, _ = systems.as_tokens([pair.source for pair in pairs], tokenizer, longest_source(model.config))
     results: dict[str, dict[str, Any]] = {}
     for name, settings in tqdm(ways.items(), desc="scoring", disable=None):
-        found = contenders.translate_in_batches(in_its_way(model, settings, contenders.our_translate), sources, BATCH)
-        count = in_its_way(model, settings, contenders.our_evaluations)
-        evaluations = contenders.translate_in_batches(count, sources, BATCH)
-        results[name] = contenders.score(found, pairs, tokenizer) | {"nfe": sum(evaluations) / len(evaluations)}
-    runs = {name: in_its_way(model, settings, contenders.our_translate) for name, settings in ways.items()}
+        found = systems.translate_in_batches(with_settings(model, settings, systems.model_translate), sources, BATCH)
+        count = with_settings(model, settings, systems.model_evaluations)
+        evaluations = systems.translate_in_batches(count, sources, BATCH)
+        results[name] = systems.score(found, pairs, tokenizer) | {"nfe": sum(evaluations) / len(evaluations)}
+    runs = {name: with_settings(model, settings, systems.model_translate) for name, settings in ways.items()}
     timed = [[sources[place]] for place in evenly_spaced(pairs, options.sentences)]
-    turns = take_turns(runs, timed, options.repeats, WARM_UP)
+    timings = time_interleaved(runs, timed, options.repeats, WARM_UP)
     for name, figures in results.items():
-        figures["milliseconds"] = in_milliseconds(seconds for repeat in turns.seconds[name] for seconds in repeat)
-        figures["time_ratio"] = figures["milliseconds"]["median"] / results[OWN]["milliseconds"]["median"]
+        figures["milliseconds"] = in_milliseconds(seconds for repeat in timings.seconds[name] for seconds in repeat)
+        figures["time_ratio"] = figures["milliseconds"]["median"] / results[DEFAULT]["milliseconds"]["median"]
     names = ("model", "data", "source", "target", "sentences", "repeats")
     return {
         "machine": machine(options.threads),
-        "settings": {name: getattr(options, name) for name in names} | own_settings(model),
+        "settings": {name: getattr(options, name) for name in names} | default_settings(model),
         "results": results,
     }
 
 
 def check(options: DecodingOptions) -> dict[str, dict[str, Any]]:
-    """The ways by name, after refusing what cannot be measured before anything is loaded."""
+    """The decoding options by name, checked before anything is loaded."""
     if len(set(options.ways)) < len(options.ways):
-        raise ValueError("A way stands twice in --ways; each makes a row of its own.")
-    metrics()  # says what to install if scoring is not possible
-    return {OWN: {}} | {way: read_options(way) for way in options.ways}
+        raise ValueError("--ways contains a duplicate; every entry is one row.")
+    metrics()  # raises ImportError with the package to install
+    return {DEFAULT: {}} | {way: read_options(way) for way in options.ways}
 
 
-def own_settings(model: DeqNarForConditionalGeneration | DeqNarOnnxModel) -> dict[str, Any]:
-    """How the model decodes if nothing is asked for."""
+def default_settings(model: DeqNarForConditionalGeneration | DeqNarOnnxModel) -> dict[str, Any]:
+    """The default decoding options of the model."""
     names = ("solver", "max_nfe", "tol", "memory", "damping")
     chosen = {name: getattr(model.generation_config, name, None) for name in names}
     return {name: getattr(model.config, name) if value is None else value for name, value in chosen.items()}
 
 
-def in_its_way(
+def with_settings(
     model: DeqNarForConditionalGeneration | DeqNarOnnxModel,
     settings: dict[str, Any],
     make: Callable[[Any, dict[str, Any]], Callable],
 ) -> Callable:
-    """What `make` gives for these options of `generate`, with those of the solver set while it runs."""
-    run = make(model, {name: value for name, value in settings.items() if name not in OF_THE_MODEL})
-    solver = {name: value for name, value in settings.items() if name in OF_THE_MODEL}
+    """`make` with these options of `generate`; the configuration is changed during each call."""
+    run = make(model, {name: value for name, value in settings.items() if name not in CONFIGURATION_FIELDS})
+    solver = {name: value for name, value in settings.items() if name in CONFIGURATION_FIELDS}
 
     def decode(batch: list[list[int]]) -> list:
         with configured(model, solver):
@@ -93,13 +93,13 @@ def in_its_way(
 
 @contextmanager
 def configured(model: DeqNarForConditionalGeneration | DeqNarOnnxModel, settings: dict[str, Any]) -> Iterator[None]:
-    own = {name: getattr(model.config, name) for name in settings}
+    previous = {name: getattr(model.config, name) for name in settings}
     for name, value in settings.items():
         setattr(model.config, name, value)
     try:
         yield
     finally:
-        for name, value in own.items():
+        for name, value in previous.items():
             setattr(model.config, name, value)
 
 

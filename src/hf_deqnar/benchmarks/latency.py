@@ -1,13 +1,13 @@
-"""One sentence at a time: how long a translation takes, ours and an autoregressive teacher's, with BLEU beside it.
+"""Latency of single sentences: the model and an autoregressive teacher, with their BLEU.
 
-Real sentences, spread over a test set; with every sentence all contenders take turns, in one process. The clock runs
-from token ids to token ids: texts become tokens before it, and tokens texts after it, for all alike. Median and 95th
-percentile are over all sentences and repeats. BLEU is of the whole test set (or --bleu_sentences of it), translated
-once by every contender in batches, untimed. The speed against a row of the teacher is the ratio of the medians.
+The sentences are evenly spaced in a test set; every sentence is translated by all systems in rotating order, in one
+process. Times are from token ids to token ids, without tokenization. Median and 95th percentile are over all sentences
+and repeats. BLEU is of the complete test set (or --bleu_sentences of it), translated once by every system in batches,
+untimed. The speed relative to a row of the teacher is the ratio of the medians.
 
-A second table is by length of the source (in tokens, of which the end of the sentence is one): sentences of nearly that
-length, several joined where there are too few, with the evaluations that ours takes there. A line tells how much of
-decoding in torch is spent in the solver, outside the transition.
+A second table is by source length (in tokens, including the end token): sentences of about that length, joined from
+several if there are too few, with the evaluations of the model. A last line gives the share of decoding time in torch
+that is spent in the solver, outside the transition.
 """
 
 import time
@@ -21,15 +21,15 @@ from tqdm import tqdm
 from ..data.parallel_text import evenly_spaced
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
 from ..models.deqnar.text import clean_text
-from . import contenders
-from .common import Turns, in_milliseconds, machine, markdown_table, take_turns
-from .contenders import TEACHER, Comparison, Contender
+from . import systems
+from .common import Timings, in_milliseconds, machine, markdown_table, time_interleaved
 from .options import LatencyOptions
+from .systems import TEACHER, Comparison, System
 
-BATCH = 32  # of what is not timed
-WARM_UP = 3  # sentences of every contender before the clock starts
-# What ours is compared with: rows of the teacher, and what the table calls them.
-MEASURES = {
+BATCH = 32  # of untimed translations
+WARM_UP = 3  # untimed sentences of every system before the timed ones
+# Rows of the teacher that the systems are compared with, and their column headers.
+REFERENCES = {
     (TEACHER, "transformers", "greedy"): "transformers greedy",
     (TEACHER, "transformers", "beam 5"): "transformers beam 5",
     (TEACHER, "CTranslate2 int8", "greedy"): "CTranslate2 int8 greedy",
@@ -38,7 +38,7 @@ MEASURES = {
 
 
 def measure(options: LatencyOptions) -> dict:
-    with contenders.compared(options) as comparison:
+    with systems.compared(options) as comparison:
         if (options.bleu_sentences or 0) > len(comparison.pairs):
             raise ValueError(
                 f"{options.data} has {len(comparison.pairs)} sentences, which is less than --bleu_sentences "
@@ -48,57 +48,57 @@ def measure(options: LatencyOptions) -> dict:
         timed = [comparison.sources[place] for place in evenly_spaced(comparison.pairs, options.sentences)]
         samples = samples_by_length(comparison, options.lengths, options.sentences_per_length)
         results = {
-            name: describe(contender, comparison, scored, timed)
-            for name, contender in tqdm(comparison.contenders.items(), desc="scoring", disable=None)
+            name: describe(system, comparison, scored, timed)
+            for name, system in tqdm(comparison.systems.items(), desc="scoring", disable=None)
         }
-        add_times(results, time_alone(comparison.contenders, timed, options.repeats), comparison)
+        add_times(results, time_one_by_one(comparison.systems, timed, options.repeats), comparison)
         return {
-            "machine": machine(options.threads, *contenders.packages_of(options)),
+            "machine": machine(options.threads, *systems.packages_of(options)),
             "settings": {**comparison.describe(options), "bleu_sentences": len(scored)},
             "results": results,
-            "lengths": measure_by_length(comparison.contenders, samples, options.repeats),
+            "lengths": measure_by_length(comparison.systems, samples, options.repeats),
             "solver_overhead": solver_overhead(comparison.model, timed),
         }
 
 
-def describe(contender: Contender, comparison: Comparison, scored: list[int], timed: list[list[int]]) -> dict[str, Any]:
-    """Who it is, its BLEU, and how many evaluations the sentences take that will be timed."""
+def describe(system: System, comparison: Comparison, scored: list[int], timed: list[list[int]]) -> dict[str, Any]:
+    """Name and BLEU of a system, and its evaluations on the timed sentences."""
     sources, pairs = ([items[place] for place in scored] for items in (comparison.sources, comparison.pairs))
-    found = contenders.translate_in_batches(contender.translate, sources, BATCH)
-    figures = {"system": contender.system, "runtime": contender.runtime, "search": contender.search}
-    figures |= contenders.score(found, pairs, comparison.tokenizer)
-    if contender.count_evaluations is not None:
-        counts = contenders.translate_in_batches(contender.count_evaluations, timed, BATCH)
+    found = systems.translate_in_batches(system.translate, sources, BATCH)
+    figures = {"system": system.role, "runtime": system.runtime, "search": system.search}
+    figures |= systems.score(found, pairs, comparison.tokenizer)
+    if system.count_evaluations is not None:
+        counts = systems.translate_in_batches(system.count_evaluations, timed, BATCH)
         figures["nfe"] = sum(counts) / len(counts)
     return figures
 
 
-def time_alone(chosen: dict[str, Contender], sources: list[list[int]], repeats: int) -> Turns:
-    """Every source is a batch of its own."""
-    runs = {name: contender.translate for name, contender in chosen.items()}
-    return take_turns(runs, [[source] for source in sources], repeats, WARM_UP)
+def time_one_by_one(chosen: dict[str, System], sources: list[list[int]], repeats: int) -> Timings:
+    """Time every system with batches of one sentence."""
+    runs = {name: system.translate for name, system in chosen.items()}
+    return time_interleaved(runs, [[source] for source in sources], repeats, WARM_UP)
 
 
-def add_times(results: dict[str, dict], turns: Turns, comparison: Comparison) -> None:
-    """What the turns tell of each contender, and how it compares with the teacher's."""
+def add_times(results: dict[str, dict], timings: Timings, comparison: Comparison) -> None:
+    """Add the statistics of each system, and its speed relative to the teacher."""
     for name, figures in results.items():
-        every = [seconds for repeat in turns.seconds[name] for seconds in repeat]
-        written = [tokens for answer in turns.answers[name] for tokens in answer]
+        every = [seconds for repeat in timings.seconds[name] for seconds in repeat]
+        written = [tokens for output in timings.outputs[name] for tokens in output]
         figures["milliseconds"] = in_milliseconds(every)
-        figures["target_tokens"] = contenders.count_tokens(written, comparison.tokenizer) / len(written)
-        figures["every_millisecond"] = [[round(1000 * one, 4) for one in repeat] for repeat in turns.seconds[name]]
+        figures["target_tokens"] = systems.count_tokens(written, comparison.tokenizer) / len(written)
+        figures["every_millisecond"] = [[round(1000 * one, 4) for one in repeat] for repeat in timings.seconds[name]]
     rows = {(one["system"], one["runtime"], one["search"]): one["milliseconds"]["median"] for one in results.values()}
     for figures in results.values():
         figures["speed_to"] = {
-            title: rows[row] / figures["milliseconds"]["median"] for row, title in MEASURES.items() if row in rows
+            title: rows[row] / figures["milliseconds"]["median"] for row, title in REFERENCES.items() if row in rows
         }
 
 
 def samples_by_length(comparison: Comparison, lengths: list[int], count: int) -> dict[int, dict[str, Any]]:
-    """For every length, sources of nearly that many tokens."""
+    """For every length, sources of about that many tokens."""
     if lengths and lengths[-1] > comparison.longest:
         raise ValueError(
-            f"--lengths {lengths[-1]} is more than the {comparison.longest} tokens that every contender can read; "
+            f"--lengths {lengths[-1]} is more than the {comparison.longest} tokens that every system supports; "
             "lower it."
         )
     texts = [clean_text(pair.source) for pair in comparison.pairs]
@@ -112,34 +112,34 @@ def samples_by_length(comparison: Comparison, lengths: list[int], count: int) ->
 def nearest(
     length: int, texts: list[str], sources: list[list[int]], tokenize: Callable[[str], list[int]], count: int
 ) -> dict[str, Any]:
-    """`count` sources within a tenth of a length, spread over the data: sentences as they are; if those are too few,
-    neighbours joined; if even those are, whatever is nearest."""
+    """`count` sources within 10 % of a length, spread over the data: single sentences first, then joined neighbours,
+    then the nearest of all others."""
 
     def distance(candidate: tuple[list[int], bool]) -> int:
         return abs(len(candidate[0]) - length)
 
     slack = max(1, length // 10)
-    whole, several = [(source, False) for source in sources], []
-    if sum(distance(candidate) <= slack for candidate in whole) < count:
-        several = [(tokenize(text), True) for text in joined_texts(length, texts, sources)]
+    single, joined = [(source, False) for source in sources], []
+    if sum(distance(candidate) <= slack for candidate in single) < count:
+        joined = [(tokenize(text), True) for text in joined_texts(length, texts, sources)]
     chosen = []
-    for candidates in (whole, several):
+    for candidates in (single, joined):
         fitting = [candidate for candidate in candidates if distance(candidate) <= slack]
         chosen += [fitting[place] for place in evenly_spaced(fitting, count - len(chosen))]
-    if len(chosen) < count:  # then all that fit are among them
-        others = [candidate for candidate in whole + several if distance(candidate) > slack]
+    if len(chosen) < count:  # all that fit are included
+        others = [candidate for candidate in single + joined if distance(candidate) > slack]
         chosen += sorted(others, key=distance)[: count - len(chosen)]
     return {"sources": [source for source, _ in chosen], "joined": sum(is_joined for _, is_joined in chosen)}
 
 
 def joined_texts(length: int, texts: list[str], sources: list[list[int]]) -> list[str]:
-    """From every sentence on, as many of its followers as stay within a length; the first one follows the last."""
+    """For every sentence, its text joined with as many following ones as fit a length, cyclically."""
     joined = []
     for first in range(len(texts)):
         pieces, tokens = [texts[first]], len(sources[first])
         for step in range(1, len(texts)):
             place = (first + step) % len(texts)
-            tokens += len(sources[place]) - 1  # one end of sentence less
+            tokens += len(sources[place]) - 1  # without one end token
             if tokens > length:
                 break
             pieces.append(texts[place])
@@ -149,14 +149,14 @@ def joined_texts(length: int, texts: list[str], sources: list[list[int]]) -> lis
 
 
 def measure_by_length(
-    chosen: dict[str, Contender], samples: dict[int, dict[str, Any]], repeats: int
+    chosen: dict[str, System], samples: dict[int, dict[str, Any]], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Times of the main contenders at every length, and how they grow from one to the next."""
-    main = {name: contender for name, contender in chosen.items() if is_main(contender)}
-    # Lengths take turns, too.
+    """Times of the main systems at every length, and their growth from one length to the next."""
+    main = {name: system for name, system in chosen.items() if is_main(system)}
+    # Lengths are interleaved as well.
     order = [(length, place) for place in range(max(map(_count, samples.values()), default=0)) for length in samples]
     order = [(length, place) for length, place in order if place < _count(samples[length])]
-    turns = time_alone(main, [samples[length]["sources"][place] for length, place in order], repeats)
+    timings = time_one_by_one(main, [samples[length]["sources"][place] for length, place in order], repeats)
     figures: dict[str, dict[str, Any]] = {}
     previous = None
     for length, sample in samples.items():
@@ -164,12 +164,13 @@ def measure_by_length(
         tokens = sum(map(len, sample["sources"])) / _count(sample)
         figures[str(length)] = {"tokens": tokens, "sentences": _count(sample), "joined": sample["joined"]}
         figures[str(length)]["milliseconds"] = {
-            name: in_milliseconds(repeat[place] for repeat in turns.seconds[name] for place in places) for name in main
+            name: in_milliseconds(repeat[place] for repeat in timings.seconds[name] for place in places)
+            for name in main
         }
         figures[str(length)]["nfe"] = {
-            name: fmean(contenders.translate_in_batches(contender.count_evaluations, sample["sources"], BATCH))
-            for name, contender in main.items()
-            if contender.count_evaluations is not None
+            name: fmean(systems.translate_in_batches(system.count_evaluations, sample["sources"], BATCH))
+            for name, system in main.items()
+            if system.count_evaluations is not None
         }
         if previous is not None:
             before = figures[previous]
@@ -186,21 +187,21 @@ def _count(sample: dict[str, Any]) -> int:
     return len(sample["sources"])
 
 
-def is_main(contender: Contender) -> bool:
-    """Budgets and other ways only of our fastest runtime, and of CTranslate2 the faster arithmetic."""
-    if contender.system == contenders.OURS and not contender.search.startswith(("tol ", "one evaluation")):
-        return contender.runtime == "ONNX int8"
-    return contender.runtime != "CTranslate2 fp32"
+def is_main(system: System) -> bool:
+    """Exclude budgets and decoding options except in ONNX int8, and CTranslate2 in fp32."""
+    if system.role == systems.MODEL and not system.search.startswith(("tol ", "one evaluation")):
+        return system.runtime == "ONNX int8"
+    return system.runtime != "CTranslate2 fp32"
 
 
 def solver_overhead(model: DeqNarForConditionalGeneration, sources: list[list[int]]) -> dict[str, float] | None:
-    """Seconds of decoding in torch, one sentence at a time, and the shares of it; None if nothing is solved."""
+    """Seconds of decoding in torch, one sentence at a time, and the share of the solver; None for stacked models."""
     if not model.config.seeks_equilibrium:
         return None
-    translate = contenders.our_translate(model, {})
+    translate = systems.model_translate(model, {})
     for source in sources[:WARM_UP]:
         translate([source])
-    with watched(model.model) as seconds:
+    with timed_parts(model.model) as seconds:
         start = time.perf_counter()
         for source in sources:
             translate([source])
@@ -216,8 +217,8 @@ def solver_overhead(model: DeqNarForConditionalGeneration, sources: list[list[in
 
 
 @contextmanager
-def watched(core: DeqNarModel) -> Iterator[dict[str, float]]:
-    """Counts the seconds in `solve` and, within it, in the transition."""
+def timed_parts(core: DeqNarModel) -> Iterator[dict[str, float]]:
+    """Measure the seconds in `solve` and, within it, in the transition."""
     seconds = {"solving": 0.0, "transition": 0.0}
 
     def timed(part: str, function: Callable) -> Callable:
@@ -233,7 +234,7 @@ def watched(core: DeqNarModel) -> Iterator[dict[str, float]]:
     places = [(core, "solve", "solving"), (core.transition, "features", "transition")]
     places.append((core.transition, "next_state", "transition"))
     for owner, name, part in places:
-        setattr(owner, name, timed(part, getattr(owner, name)))  # stands before the method of the class
+        setattr(owner, name, timed(part, getattr(owner, name)))  # shadows the method of the class
     try:
         yield seconds
     finally:
@@ -242,19 +243,19 @@ def watched(core: DeqNarModel) -> Iterator[dict[str, float]]:
 
 
 def table(figures: dict) -> str:
-    parts = [f"{figures['machine']}\n{figures['settings']}", contender_table(figures["results"])]
+    parts = [f"{figures['machine']}\n{figures['settings']}", system_table(figures["results"])]
     if figures["lengths"]:
         parts.append(length_table(figures["lengths"]))
     found = figures["solver_overhead"]
     if found is not None:
         parts.append(
-            f"Solver overhead of ours in torch: {found['share_of_decoding']:.1%} of decoding is in the solver and not "
-            f"in the transition ({found['share_of_solving']:.1%} of solving)."
+            f"Solver overhead of the model in torch: {found['share_of_decoding']:.1%} of decoding is in the solver, "
+            f"outside the transition ({found['share_of_solving']:.1%} of solving)."
         )
     return "\n\n".join(parts)
 
 
-def contender_table(results: dict[str, dict]) -> str:
+def system_table(results: dict[str, dict]) -> str:
     compared_with = list(next(iter(results.values()))["speed_to"])
     rows = [
         [
@@ -274,7 +275,7 @@ def contender_table(results: dict[str, dict]) -> str:
 
 
 def length_table(lengths: dict[str, dict]) -> str:
-    """A column of milliseconds for every length and, between two, how many times more it is."""
+    """A column of milliseconds for every length and, between two lengths, their ratio."""
     headers, tokens, joined = ["ms by source tokens"], ["source tokens, mean"], ["sources joined of several"]
     names = list(next(iter(lengths.values()))["milliseconds"])
     solved = [name for name in next(iter(lengths.values()))["nfe"] if "max_nfe" not in name]

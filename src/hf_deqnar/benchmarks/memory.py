@@ -1,9 +1,9 @@
-"""Peak memory of a training step, by gradient and by how many evaluations the solver may take.
+"""Peak memory of a training step, by gradient and by the maximum number of evaluations of the solver.
 
-One whole step is measured: forward, backward and Adam, with the parameters themselves. Bytes are those torch's
-allocator handed out, so the figures do not depend on the machine. The tolerance is out of reach, so that every solve
-uses its whole budget. The last rows are the stacked backbone: as many ordinary decoder layers as asked for.
-Checkpointed rows recompute the layers of encoder and decoder in the backward pass.
+One training step is measured: forward, backward and Adam, with the parameters themselves. Bytes are those allocated by
+torch, so the figures do not depend on the machine. The tolerance cannot be reached, so that every solve uses its full
+budget. The last rows are a stacked decoder of --layers layers. Checkpointed rows recompute the layers of encoder and
+decoder in the backward pass.
 """
 
 import json
@@ -59,7 +59,7 @@ def _model(options: MemoryOptions, **fields) -> DeqNarForConditionalGeneration:
 
 
 def _step_bytes(model: DeqNarForConditionalGeneration, options: MemoryOptions) -> int:
-    """Parameters, plus the most that was allocated beside them during one training step."""
+    """Bytes of the parameters, plus the peak of further allocations during one training step."""
     tokens = torch.randint(10, options.vocabulary, (options.rows, options.length))
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -73,7 +73,7 @@ def _step_bytes(model: DeqNarForConditionalGeneration, options: MemoryOptions) -
 
 
 def peak_bytes(run: Callable[[], None]) -> int:
-    """The most bytes allocated on the CPU at any moment of a call, beyond those there before it."""
+    """Peak of the bytes allocated on the CPU during a call, beyond those allocated before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     with tempfile.TemporaryDirectory() as folder:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Preset = Literal["tiny", "small", "base", "big"]
-RUNTIMES = ("onnx", "ctranslate2")  # that can be left out of a comparison
+RUNTIMES = ("onnx", "ctranslate2")  # that --without can exclude
 BUDGETS = [2, 4, 8]
 WAYS = [
     "solver=picard",
@@ -51,7 +51,7 @@ class SolverOptions(BenchmarkOptions):
     shortest: int = field(default=5, metadata={"help": "Tokens of the shortest sentence."})
     longest: int = field(default=60, metadata={"help": "Tokens of the longest sentence."})
     tol: float = field(default=1e-3, metadata={"help": "Relative residual at which a solve stops."})
-    max_nfe: int = field(default=40, metadata={"help": "Most evaluations of a solve."})
+    max_nfe: int = field(default=40, metadata={"help": "Maximum evaluations of a solve."})
     memory: int = field(default=5, metadata={"help": "Past steps of Anderson and Broyden, in both packages."})
     repeats: int = field(default=25, metadata={"help": "Timed repetitions of every solver."})
     threads: int = field(default=1, metadata={"help": "Threads of torch."})
@@ -85,22 +85,22 @@ class TrainingOptions(BenchmarkOptions):
     preset: Preset = field(default="tiny", metadata={"help": "Size of the model."})
     vocabulary: int = field(default=4000, metadata={"help": "Tokens of the vocabulary."})
     layers: int = field(default=6, metadata={"help": "Layers of the stacked decoder."})
-    max_tokens: int = field(default=4096, metadata={"help": "Most rows × longest sentence of a batch."})
+    max_tokens: int = field(default=4096, metadata={"help": "Maximum of rows × longest sentence of a batch."})
     correction: float = field(
         default=0.5, metadata={"help": "Weight of the loss at intermediate states, where it is used."}
     )
-    steps: int = field(default=10, metadata={"help": "Timed steps of every contender."})
-    threads: int = field(default_factory=os.cpu_count, metadata={"help": "Threads of torch, for every contender."})
+    steps: int = field(default=10, metadata={"help": "Timed steps of every system."})
+    threads: int = field(default_factory=os.cpu_count, metadata={"help": "Threads of torch, for every system."})
     only: list[str] = field(
         default_factory=lambda: [""],
-        metadata={"metavar": "TEXT", "help": "Measure contenders whose names contain one of these texts."},
+        metadata={"metavar": "TEXT", "help": "Measure systems whose names contain one of these texts."},
     )
     seed: int = field(default=0, metadata={"help": "Seed of weights and sentences."})
 
     def __post_init__(self) -> None:
         self.check_at_least_one("vocabulary", "layers", "threads")
         if self.steps < 1:
-            raise ValueError(f"--steps {self.steps}: there is nothing to measure; take at least 1.")
+            raise ValueError(f"--steps {self.steps}: at least 1 is needed.")
 
 
 @dataclass(kw_only=True)
@@ -109,15 +109,15 @@ class CorpusOptions(BenchmarkOptions):
 
     Attributes:
         load: name of a model → the model and its tokenizer. Set by the caller, because the function that reports errors
-            to users belongs to the command line.
+            to users is part of the command line.
     """
 
     model: str
-    data: str = field(metadata={"help": "JSONL, TSV or CSV (.gz), or the common beginning of two aligned files."})
+    data: str = field(metadata={"help": "JSONL, TSV or CSV (.gz), or the common prefix of two aligned files."})
     source: str = field(metadata={"help": "Column (or file ending) of the source language."})
     target: str = field(metadata={"help": "Column (or file ending) of the references."})
     sentences: int = field(default=100, metadata={"help": "Timed sentences, evenly spaced in the data."})
-    repeats: int = field(default=3, metadata={"help": "Timed repetitions of every contender with each input."})
+    repeats: int = field(default=3, metadata={"help": "Timed repetitions of every system with each input."})
     threads: int = field(default=1, metadata={"help": "Threads of a computation."})
     load: Callable[..., tuple[Any, Any]] = field(init=False, repr=False)
 
@@ -140,11 +140,13 @@ class ComparisonOptions(CorpusOptions):
 
     model: str = field(metadata={"help": "A deqnar model: a directory or hub id."})
     teacher: str = field(metadata={"help": "An autoregressive model with the same tokenizer."})
-    rival: str | None = field(
-        default=None, metadata={"help": "Another one, such as one with a deep encoder and a one-layer decoder."}
+    baseline: str | None = field(
+        default=None,
+        metadata={"help": "Second autoregressive model, such as one with a one-layer decoder."},
     )
     export: Path | None = field(
-        default=None, metadata={"metavar": "FOLDER", "help": "Output of hf-deqnar export. Default: exported anew."}
+        default=None,
+        metadata={"metavar": "FOLDER", "help": "Output of hf-deqnar export. Default: the model is exported."},
     )
     budgets: list[int] | None = field(
         default=None,
@@ -161,9 +163,7 @@ class ComparisonOptions(CorpusOptions):
             "help": "Decoding options, such as max_nfe=2,ctc_beam_size=3.",
         },
     )
-    without: list[str] = field(
-        default_factory=list, metadata={"choices": RUNTIMES, "help": "Runtimes that are left out."}
-    )
+    without: list[str] = field(default_factory=list, metadata={"choices": RUNTIMES, "help": "Runtimes to exclude."})
 
 
 @dataclass(kw_only=True)
@@ -181,7 +181,7 @@ class LatencyOptions(ComparisonOptions):
         super().__post_init__()
         self.check_at_least_one("bleu_sentences", "sentences_per_length")
         if self.lengths != sorted(set(self.lengths)) or min(self.lengths, default=1) < 1:
-            raise ValueError(f"--lengths {' '.join(map(str, self.lengths))} must rise, from 1 or more.")
+            raise ValueError(f"--lengths {' '.join(map(str, self.lengths))} must be increasing and at least 1.")
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,8 @@
-"""Our solvers against torchdeq's, on the model's own transition and a ragged batch.
+"""The solvers of hf_deqnar and torchdeq on the transition of a model and a batch of sentences of different lengths.
 
-All contenders solve the same masked function to the same tolerance from the same start, and take turns. Ours let a row
-leave when it has converged; torchdeq's go on until the slowest row has. An evaluation is one row seen by the transition
-once.
+All solve the same masked function to the same tolerance from the same initial state, with interleaved runs. The solvers
+of hf_deqnar remove a row from the batch when it has converged; those of torchdeq iterate until the slowest row has. One
+evaluation is one row in one call of the transition.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from ..models.deqnar.transition_deqnar import BoundTransition
 from .common import interleaved_seconds, machine, markdown_table, untrained_model
 from .options import SolverOptions
 
-THEIR_NAMES = {"picard": "fixed_point_iter", "anderson": "anderson", "broyden": "broyden"}
+TORCHDEQ_NAMES = {"picard": "fixed_point_iter", "anderson": "anderson", "broyden": "broyden"}
 
 
 @dataclass
 class Problem:
-    """One ragged batch, bound to a model's transition."""
+    """A batch of sentences of different lengths, bound to the transition of a model."""
 
     bound: BoundTransition
     mask: Tensor
@@ -32,7 +32,7 @@ class Problem:
     @classmethod
     @torch.no_grad()
     def ragged(cls, model: DeqNarForConditionalGeneration, rows: int, shortest: int, longest: int) -> "Problem":
-        """Random sentences with lengths spread evenly from shortest to longest; canvases are as long as they."""
+        """Random sentences with lengths evenly spaced from shortest to longest; canvases have the same lengths."""
         lengths = torch.linspace(shortest, longest, rows).round().long()
         config = model.config
         mask = torch.arange(longest)[None] < lengths[:, None]
@@ -43,11 +43,11 @@ class Problem:
         return cls(found.function, canvas.mask, torch.zeros_like(found.state))
 
     def function(self, state: Tensor) -> Tensor:
-        """For solvers that know no masks: padding held at zero."""
+        """The transition for solvers without masks: zero at padding."""
         return self.bound(state) * self.mask[:, :, None]
 
 
-def their_solver(name: str, problem: Problem, options: SolverOptions, calls: list) -> Callable[[], Tensor]:
+def torchdeq_solver(name: str, problem: Problem, options: SolverOptions, calls: list) -> Callable[[], Tensor]:
     try:
         from torchdeq.solver import get_solver
     except ImportError as error:
@@ -61,7 +61,7 @@ def their_solver(name: str, problem: Problem, options: SolverOptions, calls: lis
     @torch.no_grad()
     def run() -> Tensor:
         calls.clear()
-        solver = get_solver(THEIR_NAMES[name])
+        solver = get_solver(TORCHDEQ_NAMES[name])
         return solver(function, problem.initial, max_iter=options.max_nfe, tol=options.tol, stop_mode="rel", **memory)[
             0
         ]
@@ -81,12 +81,12 @@ def measure(options: SolverOptions) -> dict:
 
     runs, results = {}, {}
     for name in SOLVERS:
-        ours = lambda name=name: solve(problem.bound, problem.initial, solver=name, **settings)  # noqa: E731
+        own = lambda name=name: solve(problem.bound, problem.initial, solver=name, **settings)  # noqa: E731
         calls: list[int] = []
-        theirs = their_solver(name, problem, options, calls)
-        found, answer = ours(), theirs()
-        runs[f"ours {name}"], runs[f"torchdeq {name}"] = ours, theirs
-        results[f"ours {name}"] = {"evaluations": int(found.nfe.sum()), "residual": _worst(problem, found.value)}
+        other = torchdeq_solver(name, problem, options, calls)
+        found, answer = own(), other()
+        runs[f"hf_deqnar {name}"], runs[f"torchdeq {name}"] = own, other
+        results[f"hf_deqnar {name}"] = {"evaluations": int(found.nfe.sum()), "residual": _worst(problem, found.value)}
         results[f"torchdeq {name}"] = {"evaluations": sum(calls), "residual": _worst(problem, answer)}
     for name, seconds in interleaved_seconds(runs, options.repeats).items():
         results[name]["milliseconds"] = 1000 * seconds
@@ -106,8 +106,8 @@ def _worst(problem: Problem, answer: Tensor) -> float:
 def table(figures: dict) -> str:
     rows = []
     for name, result in figures["results"].items():
-        rival = figures["results"].get(name.replace("ours", "torchdeq"))
-        speed = f"{rival['milliseconds'] / result['milliseconds']:.2f}×" if name.startswith("ours") else ""
+        other = figures["results"].get(name.replace("hf_deqnar", "torchdeq"))
+        speed = f"{other['milliseconds'] / result['milliseconds']:.2f}×" if name.startswith("hf_deqnar") else ""
         rows.append([name, f"{result['milliseconds']:.0f}", result["evaluations"], f"{result['residual']:.1e}", speed])
-    headers = ["solver", "ms", "evaluations", "worst residual", "speed against torchdeq's"]
+    headers = ["solver", "ms", "evaluations", "worst residual", "speed relative to torchdeq"]
     return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}"

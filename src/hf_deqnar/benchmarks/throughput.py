@@ -1,70 +1,70 @@
-"""Many sentences at once: sentences and tokens per second, ours and an autoregressive teacher's, by batch size.
+"""Throughput: sentences and tokens per second of the model and an autoregressive teacher, by batch size.
 
-The contenders of `bench latency`, with batches of real sentences of similar length; with every batch all of them take
-turns. The clock runs from token ids to token ids. Tokens are those that a contender wrote, without padding and the
-like; BLEU is of these very translations. Exports in int8 translate the sentences of a batch one by one.
+The systems of `bench latency`, with batches of sentences of similar length; every batch is translated by all systems
+in rotating order. Times are from token ids to token ids. Tokens are those of the output, without special tokens; BLEU
+is of the same translations. Exports in int8 translate the sentences of a batch one by one.
 """
 
 import statistics
 from typing import Any
 
 from ..data.parallel_text import evenly_spaced
-from . import contenders
-from .common import machine, markdown_table, take_turns
-from .contenders import Comparison
+from . import systems
+from .common import machine, markdown_table, time_interleaved
 from .options import ThroughputOptions
+from .systems import Comparison
 
 
 def measure(options: ThroughputOptions) -> dict:
     check(options)
-    with contenders.compared(options) as comparison:
+    with systems.compared(options) as comparison:
         chosen = evenly_spaced(comparison.pairs, options.sentences)
         results: dict[str, dict[str, Any]] = {
-            name: {"system": one.system, "runtime": one.runtime, "search": one.search, "batches": {}}
-            for name, one in comparison.contenders.items()
+            name: {"system": one.role, "runtime": one.runtime, "search": one.search, "batches": {}}
+            for name, one in comparison.systems.items()
         }
         for size in options.batches:
             for name, figures in measure_size(comparison, chosen, size, options.repeats).items():
                 results[name]["batches"][str(size)] = figures
         return {
-            "machine": machine(options.threads, *contenders.packages_of(options)),
+            "machine": machine(options.threads, *systems.packages_of(options)),
             "settings": comparison.describe(options),
             "results": results,
         }
 
 
 def check(options: ThroughputOptions) -> None:
-    """Refuse what is particular to this benchmark."""
+    """Raise ValueError for invalid options of this benchmark."""
     for size in options.batches:
         if size < 1:
             raise ValueError(f"--batches {size}: a batch has at least one sentence.")
         if options.sentences % size:
             raise ValueError(
-                f"--sentences {options.sentences} cannot be divided into batches of {size}, the last would be smaller; "
-                "take a multiple."
+                f"--sentences {options.sentences} cannot be divided into batches of {size}, because the last one would "
+                "be smaller; choose a multiple."
             )
     if len(set(options.batches)) < len(options.batches):
-        raise ValueError("A number stands twice in --batches; each makes columns of its own.")
+        raise ValueError("--batches contains a duplicate; every size is one pair of columns.")
 
 
 def measure_size(comparison: Comparison, chosen: list[int], size: int, repeats: int) -> dict[str, dict[str, Any]]:
-    """Figures of every contender with batches of one size; rates are medians over the repeats."""
+    """Figures of every system with batches of one size; rates are medians over the repeats."""
     sources, pairs = ([items[place] for place in chosen] for items in (comparison.sources, comparison.pairs))
-    batches = contenders.batches_of_similar_length(sources, size)
-    runs = {name: contender.translate for name, contender in comparison.contenders.items()}
-    turns = take_turns(runs, [[sources[place] for place in batch] for batch in batches], repeats)
+    batches = systems.batches_of_similar_length(sources, size)
+    runs = {name: system.translate for name, system in comparison.systems.items()}
+    timings = time_interleaved(runs, [[sources[place] for place in batch] for batch in batches], repeats)
     in_order = [pairs[place] for batch in batches for place in batch]
     figures = {}
     for name in runs:
-        written = [tokens for answer in turns.answers[name] for tokens in answer]
-        tokens = contenders.count_tokens(written, comparison.tokenizer)
-        seconds = statistics.median(map(sum, turns.seconds[name]))
+        written = [tokens for output in timings.outputs[name] for tokens in output]
+        tokens = systems.count_tokens(written, comparison.tokenizer)
+        seconds = statistics.median(map(sum, timings.seconds[name]))
         figures[name] = {
             "sentences_per_second": len(written) / seconds,
             "tokens_per_second": tokens / seconds,
             "target_tokens": tokens,
-            "every_second": turns.seconds[name],
-            **contenders.score(written, in_order, comparison.tokenizer),
+            "every_second": timings.seconds[name],
+            **systems.score(written, in_order, comparison.tokenizer),
         }
     return figures
 

@@ -1,11 +1,11 @@
-"""Training steps: a straightforward one against ours, and every gradient against a stacked decoder.
+"""Training steps of hf_deqnar and of a reference implementation, and every gradient compared with a stacked decoder.
 
-One step is forward, backward and Adam on a batch of random sentences as long as image captions. The straightforward
-step projects every position, padding included, to the whole vocabulary, keeps the logits for the backward pass, glances
-by a log-softmax over the vocabulary, and leaves the allocator as it is; the two must agree in the loss. Every contender
-trains in a process of its own on the same batches, and they take turns step by step. CPU time is that of all threads:
-on a machine that others use as well it says more than the clock. Peak memory is what torch allocates in one further
-step, parameters included.
+One step is forward, backward and Adam on a batch of random sentences with the lengths of image captions. The reference
+implementation computes logits of the full vocabulary for every position, padding included, stores them for the backward
+pass, selects glanced tokens with a log-softmax over the vocabulary, and uses the default allocator; both must agree in
+the loss. Every system trains in its own process on the same batches, with interleaved steps. CPU time is
+that of all threads; it is less affected by other processes than wall-clock time. Peak memory is what torch allocates in
+one further step, parameters included.
 """
 
 import multiprocessing
@@ -34,46 +34,48 @@ from .common import machine, markdown_table, untrained_model
 from .memory import peak_bytes
 from .options import TrainingOptions
 
-WARM_UP = 2  # steps of every contender before the clock starts
-COMPARED = 3  # batches on which the losses of a pair are compared, at the first weights
+WARM_UP = 2  # untimed steps of every system before the timed ones
+COMPARED = 3  # batches on which the losses of both implementations are compared, with initial weights
 FIRST_WORD = 6  # below are special tokens
 SHORTEST, LONGEST = 5, 30
 
 
 @dataclass
-class Contender:
-    """One way to train one model."""
+class System:
+    """A model, the implementation of its training step, and the allocator settings."""
 
-    model: str  # what the table calls the model
+    model: str  # name in the table
     fields: dict[str, Any]  # of its configuration
-    way: str = "ours"  # or `straightforward`
-    keeps_memory: bool = True  # whether glibc is told to keep what is freed
+    implementation: str = "hf_deqnar"  # or `reference`
+    keeps_memory: bool = True  # whether glibc keeps freed memory
     settings: dict[str, float] = field(default_factory=dict)  # of the objective
 
     @property
     def name(self) -> str:
-        usual = self.keeps_memory == (self.way == "ours")
-        allocator = "" if usual else f", {'memory kept' if self.keeps_memory else 'default allocator'}"
+        default = self.keeps_memory == (self.implementation == "hf_deqnar")
+        allocator = "" if default else f", {'keep freed memory' if self.keeps_memory else 'default allocator'}"
         settings = "".join(f", {key} {value:g}" for key, value in self.settings.items())
-        return f"{self.model}{settings}; {self.way}{allocator}"
+        return f"{self.model}{settings}; {self.implementation}{allocator}"
 
 
-def contenders(layers: int, correction: float) -> list[Contender]:
-    """Stacked and implicit in both ways, with what the allocator brings to each, and the gradients."""
+def systems(layers: int, correction: float) -> list[System]:
+    """Stacked and implicit models with both implementations and both allocator settings, and every gradient."""
     stacked = {"refinement": "stacked", "decoder_layers": layers}
     implicit = {"refinement": "implicit", "gradient": "one_step"}
     chosen = []
     for model, fields in ((f"stacked, {layers} layers", stacked), ("implicit one_step", implicit)):
-        for way in ("straightforward", "ours"):
-            chosen += [Contender(model, fields, way, keeps_memory) for keeps_memory in (way == "ours", way != "ours")]
-    for way in ("straightforward", "ours"):
-        chosen.append(Contender("implicit one_step", implicit, way, way == "ours", {"correction": correction}))
+        for implementation in ("reference", "hf_deqnar"):
+            default = implementation == "hf_deqnar"
+            chosen += [System(model, fields, implementation, keeps_memory) for keeps_memory in (default, not default)]
+    for implementation in ("reference", "hf_deqnar"):
+        keeps_memory = implementation == "hf_deqnar"
+        chosen.append(System("implicit one_step", implicit, implementation, keeps_memory, {"correction": correction}))
     settings = {"correction": correction, "correction_share": 0.25}
-    chosen.append(Contender("implicit one_step", implicit, settings=settings))
+    chosen.append(System("implicit one_step", implicit, settings=settings))
     for refinement in ("implicit", "mixed"):
         for gradient in CHOICES["gradient"]:
             if (refinement, gradient) != ("implicit", "one_step"):
-                chosen.append(Contender(f"{refinement} {gradient}", {"refinement": refinement, "gradient": gradient}))
+                chosen.append(System(f"{refinement} {gradient}", {"refinement": refinement, "gradient": gradient}))
     return chosen
 
 
@@ -100,15 +102,15 @@ def caption_batches(vocabulary: int, max_tokens: int, count: int, seed: int) -> 
     return batches
 
 
-def straightforward_loss(
+def reference_loss(
     objective: Objective,
     model: DeqNarForConditionalGeneration,
     batch: dict[str, Tensor],
     generator: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
-    """What `Objective` computes, written down plainly: whole logits, kept for the backward pass.
+    """The loss of `Objective` in a reference implementation that stores all logits.
 
-    For the reference as target, the inputs masked, CMLM (without CTC) and glancing, and no latents.
+    Supports the reference as target, masked, CMLM (without CTC) and glancing inputs, and no latents.
     """
     config, labels = model.config, batch["labels"]
     ctc = model.length_model.likelihood == "ctc"
@@ -151,33 +153,33 @@ def straightforward_loss(
 
 
 class Worker:
-    """One contender at work: a model, its optimizer and the batches."""
+    """The model, optimizer and batches of one system."""
 
-    def __init__(self, contender: Contender, options: TrainingOptions) -> None:
-        if contender.keeps_memory:
+    def __init__(self, system: System, options: TrainingOptions) -> None:
+        if system.keeps_memory:
             keep_freed_memory()
         torch.set_num_threads(options.threads)
         torch.manual_seed(options.seed)
-        self.objective = parse_objective(options.objective, **contender.settings)
+        self.objective = parse_objective(options.objective, **system.settings)
         length = "ctc" if "ctc" in options.objective.split("+") else "predict"
         size = {"vocab_size": options.vocabulary, "length": length}
-        self.model = untrained_model(DeqNarConfig.preset(options.preset, **size, **contender.fields))
+        self.model = untrained_model(DeqNarConfig.preset(options.preset, **size, **system.fields))
         self.model.train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=5e-4, betas=(0.9, 0.98), fused=True)
         self.batches = caption_batches(options.vocabulary, options.max_tokens, options.steps, options.seed)
-        self.plain = contender.way == "straightforward"
+        self.reference = system.implementation == "reference"
 
     def terms(self, index: int) -> dict[str, Tensor]:
-        """The loss of a batch; revealed tokens and dropout depend on the batch's number alone."""
+        """The loss of a batch; revealed tokens and dropout depend only on the index of the batch."""
         torch.manual_seed(index)
         generator = torch.Generator().manual_seed(index)
         batch = self.batches[index % len(self.batches)]
-        if self.plain:
-            return straightforward_loss(self.objective, self.model, batch, generator)
+        if self.reference:
+            return reference_loss(self.objective, self.model, batch, generator)
         return self.objective(self.model, batch, generator=generator)
 
     def losses(self) -> list[float]:
-        """Of the first batches, at the weights as they are."""
+        """Losses of the first batches with the current weights."""
         with torch.no_grad():
             return [self.terms(index)["loss"].item() for index in range(min(COMPARED, len(self.batches)))]
 
@@ -198,40 +200,40 @@ class Worker:
         return parameters + peak_bytes(lambda: self.step(0))
 
 
-def serve(connection: Connection, contender: Contender, options: TrainingOptions) -> None:
-    """A contender's process: answers calls of `Worker`'s methods until there are no more."""
+def serve(connection: Connection, system: System, options: TrainingOptions) -> None:
+    """Process of a system: runs methods of `Worker` until it receives None."""
     try:
-        worker = Worker(contender, options)
-        while (call := connection.recv()) is not None:
-            name, *arguments = call
+        worker = Worker(system, options)
+        while (message := connection.recv()) is not None:
+            name, *arguments = message
             connection.send(getattr(worker, name)(*arguments))
     except (ValueError, RuntimeError) as error:
-        connection.send(error)  # raised where the answer is awaited
+        connection.send(error)  # raised by `call` in the main process
 
 
-def ask(connection: Connection, *call: object) -> Any:
-    """The answer of a contender's process."""
-    connection.send(call)
+def call(connection: Connection, *method: object) -> Any:
+    """Run a method of the worker in its process and return the result."""
+    connection.send(method)
     try:
-        answer = connection.recv()
+        result = connection.recv()
     except EOFError as error:
-        raise RuntimeError("A contender's process ended early; its own message is above.") from error
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        raise RuntimeError("The process of a system ended early; its error message is above.") from error
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 @contextmanager
-def workers(chosen: list[Contender], options: TrainingOptions) -> Iterator[dict[str, Connection]]:
-    """A process for every contender, while this lasts."""
+def workers(chosen: list[System], options: TrainingOptions) -> Iterator[dict[str, Connection]]:
+    """Context manager: a process for every system, by name."""
     spawn = multiprocessing.get_context("spawn")
     connections, processes = {}, []
     try:
-        for contender in chosen:
-            connections[contender.name], theirs = spawn.Pipe()
-            processes.append(spawn.Process(target=serve, args=(theirs, contender, options), daemon=True))
+        for system in chosen:
+            connections[system.name], remote = spawn.Pipe()
+            processes.append(spawn.Process(target=serve, args=(remote, system, options), daemon=True))
             processes[-1].start()
-            theirs.close()  # only the process holds it now: if it dies, reading here ends as well
+            remote.close()  # so that reading fails if the process dies
         yield connections
     finally:
         for process in processes:
@@ -242,24 +244,24 @@ def workers(chosen: list[Contender], options: TrainingOptions) -> Iterator[dict[
 def measure(options: TrainingOptions) -> dict:
     chosen = check(options)
     with workers(chosen, options) as connections:
-        losses = {name: ask(connection, "losses") for name, connection in connections.items()}
+        losses = {name: call(connection, "losses") for name, connection in connections.items()}
         steps: dict[str, list[dict]] = {name: [] for name in connections}
         for index in range(WARM_UP + options.steps):
             for name, connection in connections.items():
-                steps[name].append(ask(connection, "step", index))
-        peaks = {name: ask(connection, "peak") for name, connection in connections.items()}
+                steps[name].append(call(connection, "step", index))
+        peaks = {name: call(connection, "peak") for name, connection in connections.items()}
     results = {}
-    for contender in chosen:
-        timed = steps[contender.name][WARM_UP:]
-        results[contender.name] = {
+    for system in chosen:
+        timed = steps[system.name][WARM_UP:]
+        results[system.name] = {
             "seconds": statistics.median(step["seconds"] for step in timed),
             "cpu_seconds": statistics.median(step["cpu_seconds"] for step in timed),
             "tokens_per_second": statistics.median(step["tokens"] / step["seconds"] for step in timed),
             "loss": statistics.mean(step["loss"] for step in timed),
             "nfe": statistics.mean(step["nfe"] for step in timed),
-            "peak_bytes": peaks[contender.name],
-            "first_losses": losses[contender.name],
-            "contender": asdict(contender),
+            "peak_bytes": peaks[system.name],
+            "first_losses": losses[system.name],
+            "system": asdict(system),
         }
     shown = ("objective", "preset", "vocabulary", "layers", "max_tokens", "correction", "steps", "seed")
     return {
@@ -270,38 +272,38 @@ def measure(options: TrainingOptions) -> dict:
     }
 
 
-def check(options: TrainingOptions) -> list[Contender]:
-    """The contenders that were asked for, if the question makes sense."""
+def check(options: TrainingOptions) -> list[System]:
+    """The selected systems, after checking the options."""
     objective = parse_objective(options.objective)
     glancing = objective.input is masked or needs_prediction(objective.input)
     if objective.target is not reference or (objective.likelihood == "ctc" and not glancing):
         raise ValueError(
-            f"--objective {options.objective}: the straightforward step knows ce and ctc, masked and glat, and cmlm "
-            "without ctc; choose among these."
+            f"--objective {options.objective}: the reference implementation supports ce and ctc, masked and glat, and "
+            "cmlm without ctc; choose one of these."
         )
     chosen = [
-        one for one in contenders(options.layers, options.correction) if any(text in one.name for text in options.only)
+        one for one in systems(options.layers, options.correction) if any(text in one.name for text in options.only)
     ]
     if not chosen:
         raise ValueError(
-            f"--only '{' '.join(options.only)}' is part of no contender's name, such as 'mixed ift; ours'."
+            f"--only '{' '.join(options.only)}' matches no system; names are such as 'mixed ift; hf_deqnar'."
         )
     return chosen
 
 
 def largest_difference(results: dict[str, dict]) -> float | None:
-    """Between the losses of straightforward and our steps at the same weights; None where there is no such pair."""
+    """Largest difference in loss between the implementations with the same weights; None without such a pair."""
     pairs: dict[tuple, dict[str, list[float]]] = {}
     for result in results.values():
-        one = result["contender"]
+        one = result["system"]
         if one["settings"].get("correction_share", 1) == 1:
             pair = pairs.setdefault((one["model"], *one["settings"].values()), {})
-            pair[one["way"]] = result["first_losses"]
+            pair[one["implementation"]] = result["first_losses"]
     differences = [
-        abs(ours - theirs)
+        abs(loss - expected)
         for pair in pairs.values()
         if len(pair) == 2
-        for ours, theirs in zip(pair["ours"], pair["straightforward"], strict=True)
+        for loss, expected in zip(pair["hf_deqnar"], pair["reference"], strict=True)
     ]
     return max(differences, default=None)
 
@@ -309,18 +311,22 @@ def largest_difference(results: dict[str, dict]) -> float | None:
 def table(figures: dict) -> str:
     results = figures["results"]
     stacked = next(
-        (one["seconds"] for name, one in results.items() if name.startswith("stacked") and name.endswith("; ours")),
+        (
+            one["seconds"]
+            for name, one in results.items()
+            if name.startswith("stacked") and name.endswith("; hf_deqnar")
+        ),
         None,
     )
     rows = []
     for name, one in results.items():
-        model, way = name.split("; ")
-        rival = results.get(f"{model}; straightforward")
-        speed = "" if rival is None else f"{rival['seconds'] / one['seconds']:.2f}×"
+        model, implementation = name.split("; ")
+        baseline = results.get(f"{model}; reference")
+        speed = "" if baseline is None else f"{baseline['seconds'] / one['seconds']:.2f}×"
         rows.append(
             [
                 model,
-                way,
+                implementation,
                 f"{1000 * one['seconds']:.0f}",
                 f"{1000 * one['cpu_seconds']:.0f}",
                 f"{one['tokens_per_second']:.0f}",
@@ -331,8 +337,10 @@ def table(figures: dict) -> str:
                 f"{one['peak_bytes'] / 1e6:.0f}",
             ]
         )
-    compared = ["speed to straightforward", "time to stacked"]
+    compared = ["speed to reference", "time to stacked"]
     headers = ["model", "step", "ms", "CPU ms", "tokens/s", *compared, "nfe", "loss", "MB"]
     difference = figures["largest_difference"]
-    agreement = "" if difference is None else f"\n\nLargest difference between the two ways in loss: {difference:.1e}"
+    agreement = (
+        "" if difference is None else f"\n\nLargest difference in loss between the implementations: {difference:.1e}"
+    )
     return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}{agreement}"

@@ -75,7 +75,7 @@ def grid_table(grid: dict[str, Any]) -> str:
         return f"{found['discrete_energy']:.1f} ({found['reference_length_bleu']:.1f})"
 
     names = list(dict.fromkeys(name.split()[0] for name in grid["cells"]))
-    rows = [[fed, *(cell(grid["cells"][f"{fed} {compared}"]) for compared in names)] for fed in names]
+    rows = [[first, *(cell(grid["cells"][f"{first} {second}"]) for second in names)] for first in names]
     steps = grid["settings"]["max_steps"]
     initial = f"The student before training: {cell(grid['student'])}. Every cell: after {steps} updates."
     headers = ["O₁ \\ O₂", *names]

@@ -9,7 +9,7 @@ are compared with the first by paired bootstrap.
     hf-deqnar evaluate my-model --data test.jsonl.gz --source en --target de --other_names train.jsonl.gz
 
 evaluates only the sentences with names. Each name is replaced by another name of the given corpus, and the share of the
-names that are copied into the translation is reported: a corpus has few names, and users have many.
+names that are copied into the translation is reported.
 """
 
 import json
@@ -32,7 +32,7 @@ class EvaluationArguments:
             "help": "Directories or hub ids of models, with options of generate.",
         }
     )
-    data: str = field(metadata={"help": "JSONL, TSV or CSV (.gz), or the common beginning of two aligned files."})
+    data: str = field(metadata={"help": "JSONL, TSV or CSV (.gz), or the common prefix of two aligned files."})
     source: str = field(metadata={"help": "Column (or file ending) of the source language."})
     target: str = field(metadata={"help": "Column (or file ending) of the references."})
     batch_size: int = field(default=32, metadata={"help": "Sentences translated together."})
@@ -45,7 +45,7 @@ class EvaluationArguments:
         default=None,
         metadata={
             "metavar": "TEXT",
-            "help": "Text before every source, for other architectures. Default: as their configurations say.",
+            "help": "Text before every source, for other architectures. Default: from their configurations.",
         },
     )
     device: str | None = field(
@@ -64,7 +64,7 @@ class EvaluationArguments:
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, not {value}.")
         if len(set(self.system)) < len(self.system):
-            raise ValueError("A system is named twice; remove one, a comparison with itself has no result.")
+            raise ValueError("A system is named twice; remove one.")
 
 
 ARGUMENTS = (EvaluationArguments,)
@@ -96,7 +96,9 @@ def run(arguments: EvaluationArguments) -> None:
         others = read_parallel(arguments.other_names, arguments.source, arguments.target)
         pairs, names = replace_names(pairs, others, SEED)
         if not pairs:
-            raise ValueError(f"No sentence of {arguments.data} has a name of {arguments.other_names} that has another.")
+            raise ValueError(
+                f"No sentence of {arguments.data} has a name that can be replaced by one of {arguments.other_names}."
+            )
     systems = {}
     for text in arguments.system:
         name, settings = parse_system(text)
@@ -116,7 +118,7 @@ def run(arguments: EvaluationArguments) -> None:
     if names is not None:
         figures["other_names"] = arguments.other_names
         for text, found in systems.items():
-            figures["systems"][text]["names_kept"] = share_copied(found.texts, names)
+            figures["systems"][text]["names_copied"] = share_copied(found.texts, names)
     if len(systems) > 1:
         figures["paired_bootstrap"] = compare(systems, pairs, arguments.samples)
     print(table(figures))
@@ -150,10 +152,10 @@ def table(figures: dict) -> str:
             ]
         )
     first = next(iter(figures["systems"].values()))
-    if "names_kept" in first:
-        headers.append("names kept")
+    if "names_copied" in first:
+        headers.append("names copied")
         rows = [
-            [*row, f"{found['names_kept']:.1%}"] for row, found in zip(rows, figures["systems"].values(), strict=True)
+            [*row, f"{found['names_copied']:.1%}"] for row, found in zip(rows, figures["systems"].values(), strict=True)
         ]
     signatures = f"BLEU {first['bleu_signature']}\nchrF {first['chrf_signature']}"
     return f"{markdown_table(headers, rows)}\n\n{signatures}\n{first['sentences']} sentences"

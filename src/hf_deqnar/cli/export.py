@@ -84,7 +84,7 @@ def run(arguments: ExportArguments) -> None:
     print(table(figures, folders))
     print(f"\n{len(pairs)} sentences" + ("" if arguments.data else ", built in; BLEU needs --data with references"))
     found = figures.get("fp32", {"same_tokens": 1.0})
-    least = min(found["same_tokens"], found.get("same_tokens_alone", 1.0))
+    least = min(found["same_tokens"], found.get("same_tokens_sentence_graph", 1.0))
     if least < LEAST_AGREEMENT:
         raise ValueError(
             f"{folders['fp32']} has only {least:.1%} of its tokens in common with the model; do not use it, and report "
@@ -105,6 +105,6 @@ def table(figures: dict[str, dict], folders: dict[str, Path]) -> str:
         shares = [""] * 3
         if name in folders:
             shares = [f"{found['same_sentences']:.1%}", f"{found['same_tokens']:.1%}"]
-            shares.append(f"{found['same_tokens_alone']:.1%}" if "same_tokens_alone" in found else "")
+            shares.append(f"{found['same_tokens_sentence_graph']:.1%}" if "same_tokens_sentence_graph" in found else "")
         rows.append([name, *shares, f"{found['mean_nfe']:.1f}", bleu, size, str(folders.get(name, ""))])
     return markdown_table(headers, rows)

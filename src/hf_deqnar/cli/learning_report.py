@@ -136,16 +136,16 @@ def proxy_targets(
     """
     if entry.targets is None:
         return [pair.references[0] for pair in pairs], [pair.references[1:] or pair.references for pair in pairs]
-    theirs = read(entry.targets)[: options.limit]
-    if len(theirs) != len(pairs):
+    others = read(entry.targets)[: options.limit]
+    if len(others) != len(pairs):
         raise ValueError(
-            f"{entry.targets} has {len(theirs):,} targets but {options.data} has {len(pairs):,} sentences; "
+            f"{entry.targets} has {len(others):,} targets but {options.data} has {len(pairs):,} sentences; "
             "there must be one for each."
         )
-    for number, (pair, other) in enumerate(zip(pairs, theirs, strict=True), start=1):
+    for number, (pair, other) in enumerate(zip(pairs, others, strict=True), start=1):
         if pair.source != other.source:
             raise ValueError(f"{entry.targets}, pair {number}: its source differs from that in {options.data}.")
-    return [pair.references[0] for pair in theirs], [pair.references for pair in pairs]
+    return [pair.references[0] for pair in others], [pair.references for pair in pairs]
 
 
 def load_deqnar(name: str, device: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

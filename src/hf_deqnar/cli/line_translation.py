@@ -53,20 +53,20 @@ def translate(options: TranslationArguments) -> int:
 def generate_settings(options: TranslationArguments, model: Any) -> dict:
     """Options of `generate` from the flags; an error if a flag has no effect on a model of another architecture."""
     config = model.config
-    asked = options.generation_options()
+    requested = options.generation_options()
     if not is_deqnar(config):
-        if asked or options.watch or options.jsonl:
-            flag = f"--{next(iter(asked))}" if asked else "--watch" if options.watch else "--jsonl"
+        if requested or options.watch or options.jsonl:
+            flag = f"--{next(iter(requested))}" if requested else "--watch" if options.watch else "--jsonl"
             raise ValueError(f"{flag} needs a deqnar model, but {options.model} is of type {config.model_type}.")
         beams = {"num_beams": max(options.nbest, model.generation_config.num_beams or 1)} if options.nbest > 1 else {}
         return {**beams, "num_return_sequences": options.nbest}
-    asked["num_return_sequences"] = options.nbest  # the number of lines must not depend on the model's own options
+    requested["num_return_sequences"] = options.nbest  # the number of lines must not depend on the model's own options
     if options.nbest > 1:
         beams = model.length_model.beam_option
-        asked[beams] = max(asked.get(beams, getattr(model.generation_config, beams)), options.nbest)
+        requested[beams] = max(requested.get(beams, getattr(model.generation_config, beams)), options.nbest)
     if options.jsonl or options.watch:
-        asked["return_figures"] = True
-    return asked
+        requested["return_figures"] = True
+    return requested
 
 
 def read_lines(options: TranslationArguments) -> Iterator[Line]:

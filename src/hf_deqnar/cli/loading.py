@@ -1,4 +1,4 @@
-"""Loading a translation model for the command line, with errors a user can act on."""
+"""Loading a translation model for the command line, with errors that name the remedy."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def load_model(
 
     Args:
         runtime: `torch` or `onnx`; by default that of the directory, model or export.
-        threads: most threads of a computation.
+        threads: maximum number of threads.
     """
     if threads is not None:
         if threads < 1:

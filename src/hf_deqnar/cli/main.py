@@ -40,7 +40,7 @@ VERBS = {
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Chooses among verbs; errors are raised."""
+    """Parses the verb; errors are raised."""
 
     def __init__(self, program: str, description: str, summaries: dict[str, str]) -> None:
         super().__init__(prog=program, description=description)
@@ -49,7 +49,7 @@ class VerbParser(argparse.ArgumentParser):
             verbs.add_parser(name, help=summary, add_help=False)
 
     def error(self, message: str) -> None:
-        raise ValueError(f"{message}; {self.prog} --help lists what there is.")
+        raise ValueError(f"{message}; see {self.prog} --help.")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def run_verb(program: str, arguments: list[str]) -> int | None:
         return Command(module.__doc__, module.ARGUMENTS, module.run)(program, arguments[1:])
     summaries = {name: first_line(benchmark.description) for name, benchmark in bench.BENCHMARKS.items()}
     name = VerbParser(program, bench.__doc__, summaries).parse_args(arguments[1:2]).verb
-    return bench.BENCHMARKS[name](program, arguments[2:])
+    return bench.BENCHMARKS[name](f"{program} {name}", arguments[2:])
 
 
 def first_line(text: str) -> str:
@@ -91,7 +91,7 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
 
 
 def is_correctable(error: Exception) -> bool:
-    """Whether an error comes from what the user asked for, not from a bug."""
+    """Whether the user can correct the cause of an error, as opposed to a bug."""
     from huggingface_hub.errors import StrictDataclassError
 
     return isinstance(error, (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError))

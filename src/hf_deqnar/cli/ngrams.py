@@ -3,9 +3,9 @@
     hf-deqnar ngrams --model my-model --data distilled.jsonl.gz --source en --target de --output_dir ngram-model
 
 A CTC model predicts all tokens in parallel, so a translation may mix two valid ones. The probability of each token
-given the tokens before it distinguishes such a mixture from a sentence. The n-grams are counted in the targets of
+given the tokens before it is low for such a mixture. The n-grams are counted in the targets of
 sentence pairs: those that the model was trained on, and any others. `generate` then searches with a beam of five,
-unless its options say otherwise (`ctc_beam_size`, `ngram_weight`, `token_bonus`). Prints the perplexity on
+unless its options are changed (`ctc_beam_size`, `ngram_weight`, `token_bonus`). Prints the perplexity on
 held-out targets.
 """
 
@@ -26,9 +26,7 @@ class NgramArguments(TableArguments):
     """Model, texts and weights in the search."""
 
     order: int = field(default=3, metadata={"help": "Tokens of the longest n-gram."})
-    least: int = field(
-        default=2, metadata={"help": "n-grams of three tokens and more are kept if they occur at least this often."}
-    )
+    least: int = field(default=2, metadata={"help": "Minimum count of n-grams of three or more tokens."})
     weight: float = field(default=0.2, metadata={"help": "Weight of log p of a text in the search."})
     bonus: float = field(default=1.5, metadata={"help": "Added to the score of a text for every token."})
 

@@ -48,7 +48,7 @@ class ReportArguments:
     beta: float = field(default=0.2, metadata={"help": "Weight of sentence BLEU in L_target."})
     samples: int = field(default=1, metadata={"help": "Proxy inputs drawn per sentence."})
     fit_sentences: int = field(default=2000, metadata={"help": "Training pairs of a fit."})
-    fit_steps: int = field(default=100, metadata={"help": "Most steps of a fit."})
+    fit_steps: int = field(default=100, metadata={"help": "Maximum number of steps of a fit."})
     seed: int = field(default=0, metadata={"help": "Seed of all random draws."})
     batch_size: int = field(default=32, metadata={"help": "Sentences per batch."})
     limit: int | None = field(default=None, metadata={"help": "Measure only the first sentences, this many."})

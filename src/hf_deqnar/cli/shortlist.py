@@ -2,7 +2,7 @@
 
     hf-deqnar shortlist --model my-model --data distilled.jsonl.gz --source en --target de --output_dir short-model
 
-For every source token the likeliest target tokens are learned from sentence pairs, such as those that the model was
+For every source token the most likely target tokens are counted in sentence pairs, such as those that the model was
 trained on. A translation then consists of the tokens listed for its source and of the most common ones. `generate` uses
 the shortlist of a model by default (`shortlist=False` turns it off). Prints the mean size of the lists, and the share
 of the tokens of held-out targets that they contain.

@@ -1,4 +1,4 @@
-"""What `ngrams` and `shortlist` share: a trained model is saved with a table of counts."""
+"""Utilities of `ngrams` and `shortlist`, which add a table of counts to a trained model."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..data.parallel_text import Pair
     from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 
-HELD_OUT = 20  # every 20th pair is not counted, and measures the table
+HELD_OUT = 20  # every 20th pair is not counted but used for evaluation
 
 
 @dataclass
@@ -44,7 +44,7 @@ def open_model(
         raise ValueError(f"{arguments.model} is of type {model.config.model_type}; only deqnar models have {what}.")
     pairs = [pair for data in arguments.data for pair in read_parallel(data, arguments.source, arguments.target)]
     if len(pairs) <= HELD_OUT:
-        raise ValueError(f"{', '.join(arguments.data)}: {len(pairs)} pairs are too few to learn {what} from.")
+        raise ValueError(f"{', '.join(arguments.data)}: {len(pairs)} pairs are too few to count {what}.")
     return model, tokenizer, pairs
 
 
@@ -56,7 +56,7 @@ def hold_out(items: list) -> tuple[list, list]:
 def save_atomically(
     model: "DeqNarForConditionalGeneration", tokenizer: "PreTrainedTokenizerBase", output: Path
 ) -> None:
-    """Save a model; the folder has its name only when it is complete."""
+    """Save a model to a temporary folder that is renamed when it is complete."""
     unfinished = output.with_name(f"{output.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     model.save_pretrained(unfinished)

@@ -5,7 +5,7 @@
     hf-deqnar translate --model my-model --input corpus.en > corpus.de
 
 For a line that cannot be translated, an empty line is printed and a message on stderr; the other lines are not
-affected, and the exit status is 1 in the end.
+affected, and the exit status is 1.
 """
 
 from dataclasses import dataclass, field
@@ -48,10 +48,10 @@ class TranslationArguments:
         default=None, metadata={"help": "Runtime: torch or onnx. Default: onnx for exports, torch for models."}
     )
     threads: int | None = field(
-        default=None, metadata={"help": "Most threads of a computation. Default: one per processor core."}
+        default=None, metadata={"help": "Maximum number of threads. Default: one per processor core."}
     )
     batch_size: int = field(default=16, metadata={"help": "Lines translated together."})
-    length_beams: int | None = field(default=None, metadata={"help": "Number of lengths that are tried."})
+    length_beams: int | None = field(default=None, metadata={"help": "Number of candidate lengths per sentence."})
     ctc_beam_size: int | None = field(
         default=None, metadata={"help": "Beam size of the CTC prefix search; 1 takes the best path."}
     )
@@ -62,7 +62,7 @@ class TranslationArguments:
             "help": "Solves per sentence; before each but the first, the least likely tokens are masked.",
         },
     )
-    max_nfe: int | None = field(default=None, metadata={"help": "Most evaluations of a solve."})
+    max_nfe: int | None = field(default=None, metadata={"help": "Maximum number of evaluations of a solve."})
     tol: float | None = field(
         default=None, metadata={"help": "Relative residual below which a sentence has converged."}
     )
@@ -72,7 +72,7 @@ class TranslationArguments:
         default=None, metadata={"help": "Stop a sentence whose tokens did not change for this many evaluations."}
     )
     reranker: str | None = field(
-        default=None, metadata={"help": "Seq2seq model with the same vocabulary that chooses among candidates."}
+        default=None, metadata={"help": "Seq2seq model with the same vocabulary that selects the best candidate."}
     )
     nbest: int = field(default=1, metadata={"help": "Translations per sentence, printed as line, rank and text."})
     jsonl: bool = field(

@@ -14,7 +14,7 @@ Tokens = Sequence[Sequence[int]]
 
 
 def learn_companions(sources: Tokens, targets: Tokens, vocabulary: int, size: int) -> numpy.ndarray:
-    """The `size` likeliest target tokens (companions) of every source token: an array of vocabulary × size.
+    """The `size` most likely target tokens (companions) of every source token: an array of vocabulary × size.
 
     Uses the lexical translation probabilities p(t | s) of IBM model 1 (Brown et al. 1993), estimated by expectation
     maximisation on the sets of tokens of every pair. The first companion of a token is the token itself, because names

@@ -178,7 +178,7 @@ def tokenize_for_validation(pairs: list[Pair], tokenizer: PreTrainedTokenizerBas
     Args:
         pairs: all of them are retained.
         tokenizer: of the model.
-        max_length: longer sources and targets are truncated to so many tokens.
+        max_length: longer sources and targets are truncated to this many tokens.
     """
     columns: dict[str, list[Any]] = {"source": [pair.source for pair in pairs]}
     columns["references"] = [pair.references for pair in pairs]

@@ -48,7 +48,8 @@ class TeacherOptions:
         metadata={"help": "Write the beam with the highest sentence BLEU against the corpus's target, not the first."},
     )
     max_length: int = field(
-        default=256, metadata={"help": "Most tokens of a translation; longer sources are truncated to it and counted."}
+        default=256,
+        metadata={"help": "Maximum number of tokens of a translation; longer sources are truncated to it and counted."},
     )
     source_prefix: str = field(
         default="", metadata={"help": "Text before every source, such as 'translate English to German: ' for T5."}
@@ -60,7 +61,7 @@ class TeacherOptions:
             "deu_Latn for NLLB, de_DE for mBART, __de__ for M2M100. Default: that of the teacher's generation config."
         },
     )
-    batch_tokens: int = field(default=4096, metadata={"help": "Most tokens of a batch, padding included."})
+    batch_tokens: int = field(default=4096, metadata={"help": "Maximum number of tokens of a batch, padding included."})
     shard_sentences: int = field(
         default=500, metadata={"help": "Sentences of a shard; an interrupted process loses at most one shard."}
     )
@@ -226,7 +227,7 @@ def _with_transformers(teacher: Teacher, options: TeacherOptions, folder: Path) 
 
 
 def _longest_translation(model: PreTrainedModel, options: TeacherOptions) -> int:
-    """Most tokens of a translation; one position is that of the start token."""
+    """Maximum number of tokens of a translation; one position is that of the start token."""
     positions = getattr(model.config, "max_position_embeddings", None)
     return options.max_length if positions is None else min(options.max_length, positions - 1)
 

@@ -47,19 +47,19 @@ def translate_sentences(
         show_progress: whether a progress bar is shown.
         options: of `generate`.
     """
-    ours = is_deqnar(model.config)
+    deqnar = is_deqnar(model.config)
     if batch_size < 1:
         raise ValueError(f"The batch size must be at least 1, not {batch_size}.")
     if options.get("num_return_sequences", 1) != 1:
         raise ValueError("num_return_sequences must be 1: systems are scored by one translation per sentence.")
     options["num_return_sequences"] = 1  # overrides the model's generation config
-    if ours:
+    if deqnar:
         check_named_reranker(tokenizer, model, options)
         options = {**options, "return_dict_in_generate": True}
     order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
     texts, nfe = [""] * len(sentences), [0] * len(sentences)
     converged, residual = [True] * len(sentences), [0.0] * len(sentences)
-    solved = ours and model.config.seeks_equilibrium
+    solved = deqnar and model.config.seeks_equilibrium
     start = time.perf_counter()
     for first in tqdm(
         range(0, len(order), batch_size), desc="translating", unit="batch", disable=None if show_progress else True
@@ -70,17 +70,17 @@ def translate_sentences(
         result = model.generate(
             **{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}, **options
         )
-        sequences = result.sequences if ours else result
+        sequences = result.sequences if deqnar else result
         decoded = tokenizer.batch_decode(sequences, skip_special_tokens=True)
         for index, text in zip(indices, decoded, strict=True):
             texts[index] = text.strip() if clean_text(sentences[index]) else ""
-        if ours:
+        if deqnar:
             for row, index in enumerate(indices):
                 nfe[index] = int(result.nfe[row])
                 if solved:
                     converged[index], residual[index] = bool(result.converged[row]), float(result.residual[row])
     seconds = time.perf_counter() - start
-    if not ours:
+    if not deqnar:
         return Translations(texts, seconds)
     return Translations(texts, seconds, nfe, *((converged, residual) if solved else (None, None)))
 
@@ -91,7 +91,7 @@ def labelled_batches(
     """Batches of pairs of similar length, with labels of −100 at padding, and the indices of the pairs in their order.
 
     Args:
-        model: that the batches are for; determines the device and the longest texts.
+        model: that the batches are for; determines the device and the maximum length.
         tokenizer: of the model.
         pairs: sources and targets.
         batch_size: pairs of a batch.

@@ -1,1 +1,1 @@
-"""ONNX files of a model, and the runtime that solves with them."""
+"""Export of a model to ONNX, and the runtime of exports."""

@@ -1,15 +1,15 @@
 """A model as a few ONNX graphs.
 
-    source      the sentence, read once: cross-attention keys and values, what a canvas copies, length logits
-    canvas      u, what is injected: once per pass
+    source      encoder outputs: cross-attention keys and values, memory (if copied to the canvas), length logits
+    canvas      the injection u: once per pass
     transition  f(z) from z, u, keys, values and masks: once per evaluation (F(z + u, x) of an `explicit` model)
     feedback    only of `explicit` models: features → expected embeddings (a learned W·z is part of the transition)
-    head        features → the likeliest token, its log-probability, and the log-probabilities of all tokens
+    head        features → the most likely token, its log-probability, and the log-probabilities of all tokens
     input_head  only of models with an input predictor
-    sentence    only of CTC models that are not `explicit`: all of it at once, for a sentence alone (`sentence.py`)
+    sentence    only of CTC models that are not `explicit`: one graph for a single sentence (`sentence.py`)
 
-Wherever tokens are predicted, a model with a shortlist is also given the words to choose among.
-Rows, source and canvas are dynamic in all of them. The runtime that solves with them is in `runtime.py`.
+In a model with a shortlist, graphs that predict tokens also take the shortlist as input.
+Rows, source and canvas are dynamic axes of all graphs. The runtime that solves with them is in `runtime.py`.
 """
 
 import copy
@@ -38,11 +38,11 @@ from .sentence import CANDIDATES, PARTS, READ, OpeningGraph, ReadingGraph, StepG
 from .shared_weights import share_weights
 
 OPSET = 18
-# Quantised, f(z) jumps with every number that is rounded the other way. In 20 evaluations a model for the box got to
-# 5e-3 with none of 322 validation sentences, to 1e-2 with 72 %, to 2e-2 with 95 %: there in as many evaluations as the
-# unquantised model takes to 1e-2. BLEU is the same for all three.
+# In int8, f(z) is discontinuous because of rounding. Within 20 evaluations a Tatoeba model reached 5e-3 on none of 322
+# validation sentences, 1e-2 on 72 % and 2e-2 on 95 %; the last takes as many evaluations as 1e-2 does in fp32. BLEU is
+# the same for all three.
 INT8_TOL = 2e-2
-# A softmax has many small probabilities, and they would all be zero in 8 bits: `feedback` stays as it is.
+# `feedback` is not quantised: the small probabilities of a softmax would all be zero in 8 bits.
 QUANTISED = ("source", "transition", "head", *PARTS)
 EMBEDDING_TOKENS = ("source", "canvas", "opening")
 
@@ -63,7 +63,7 @@ class SourceGraph(nn.Module):
 
 
 class CanvasGraph(nn.Module):
-    """canvas tokens → u; with a copied source also its mask, the memory and the memory's mask."""
+    """canvas tokens → u; with a copied source also the canvas mask, the memory and its mask."""
 
     def __init__(self, core: DeqNarModel) -> None:
         super().__init__()
@@ -86,20 +86,22 @@ class TransitionGraph(nn.Module):
         core = self.core
         count = 2 * len(core.transition.layers)
         memory = list(zip(rest[:count:2], rest[1:count:2], strict=True))
-        context = Context(injection, canvas_mask, memory, memory_mask, None, None, *choice(core, rest[count:]))
+        context = Context(
+            injection, canvas_mask, memory, memory_mask, None, None, *prediction_fields(core, rest[count:])
+        )
         evaluate = core.transition if core.transition.state_is_features else core.transition.features
         return evaluate(state, context)
 
 
-def choice(core: DeqNarModel, words: tuple[Tensor, ...]) -> tuple[Tensor, float, Words | None]:
-    """What a context says of predicting: the embedding of what there is to choose among, its scale, the words."""
+def prediction_fields(core: DeqNarModel, words: tuple[Tensor, ...]) -> tuple[Tensor, float, Words | None]:
+    """Prediction fields of a context: the embedding of the vocabulary or shortlist, its scale, the shortlist."""
     if not words:
         return core.shared.weight, core.embedding_scale, None
     return core.shared.weight[words[0]], core.embedding_scale, Words(*words)
 
 
 class FeedbackGraph(nn.Module):
-    """features → E[emb]: the state that follows them in an `explicit` model."""
+    """features → E[emb]: the next state of an `explicit` model."""
 
     def __init__(self, core: DeqNarModel) -> None:
         super().__init__()
@@ -107,14 +109,14 @@ class FeedbackGraph(nn.Module):
 
     def forward(self, features: Tensor, *words: Tensor) -> Tensor:
         core = self.core
-        context = Context(features, None, [], None, None, None, *choice(core, words))
+        context = Context(features, None, [], None, None, None, *prediction_fields(core, words))
         return core.transition.next_state(features, context)
 
 
 class HeadGraph(ReadingGraph):
-    """features → tokens, their log-probabilities, log-probabilities of the vocabulary, or of the words.
+    """features → tokens, their log-probabilities, log-probabilities of the vocabulary or shortlist.
 
-    The last is computed anyhow, and leaves the runtime only if it is asked for.
+    The runtime returns the last only if it is requested.
     """
 
     def forward(
@@ -128,7 +130,7 @@ class HeadGraph(ReadingGraph):
 
 
 class Positional(nn.Module):
-    """A module whose inputs have no names: torch.export wants shapes nested as parameters are, and `*` is one."""
+    """A module with positional inputs, because torch.export needs dynamic shapes nested like the parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class Positional(nn.Module):
 
 @dataclass
 class Graph:
-    """What becomes one ONNX file: a module, its inputs by name (an example, and its dynamic axes), its outputs."""
+    """Description of one ONNX file: a module, its inputs by name (example and dynamic axes), its output names."""
 
     module: nn.Module
     inputs: dict[str, tuple[Tensor, dict[int, str]]]
@@ -148,23 +150,23 @@ class Graph:
 
 
 def check_exportable(config: Any) -> None:
-    """Name the option that keeps a model from being exported."""
+    """Raise ValueError if a model cannot be exported."""
     if not is_deqnar(config):
         raise ValueError(f"Only deqnar models can be exported, not one of type {config.model_type}.")
     if config.is_recurrent:
         raise ValueError(
-            f"architecture='{config.architecture}' cannot be exported: its packed sequences have no ONNX form; "
+            f"architecture='{config.architecture}' cannot be exported: packed sequences are not supported by ONNX; "
             "export a model with architecture='transformer'."
         )
 
 
 def frozen_copy(model: DeqNarForConditionalGeneration) -> DeqNarForConditionalGeneration:
-    """The same function in fp32, made of what exports well: plain weights, tables of positions, plain attention."""
+    """The model in fp32 with exportable operations: no weight norm, tables of positions, eager attention."""
     weights, config = model.state_dict(), copy.deepcopy(model.config)
-    with torch.random.fork_rng(devices=[]):  # not a deep copy: rescaled layers would share a class with the original's
+    with torch.random.fork_rng(devices=[]):  # a deep copy of rescaled layers would share their class with the original
         model = type(model)(config).float().eval()
     model.load_state_dict(weights)
-    model.config._attn_implementation = "eager"  # fewer nodes than the fused kernel's: 137, not 194, for 3 layers
+    model.config._attn_implementation = "eager"  # fewer nodes than SDPA: 137 instead of 194 for 3 layers
     remove_rescaling(model.model.transition)
     for part in model.modules():
         if isinstance(part, Positions) and part.table is None:
@@ -174,7 +176,7 @@ def frozen_copy(model: DeqNarForConditionalGeneration) -> DeqNarForConditionalGe
 
 
 def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
-    """The graphs of a frozen copy, by name. Sizes of the examples all differ, so that none is taken for another."""
+    """The graphs of a frozen copy, by name. Example sizes differ, so that torch.export identifies no axes."""
     core, config = model.model, model.config
     rows, source, canvas, width, heads = 2, 5, 7, config.d_model, config.decoder_attention_heads
     on_source, on_canvas = {0: "rows", 1: "source"}, {0: "rows", 1: "canvas"}
@@ -200,7 +202,7 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
     }
     words = {}
     if core.shortlist is not None:
-        listed = torch.arange(11)  # any words will do
+        listed = torch.arange(11)  # example
         words = {
             "words": (listed, {0: "words"}),
             "outside": (torch.zeros(rows, 1, len(listed), dtype=torch.bool), {0: "rows", 2: "words"}),
@@ -224,11 +226,11 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
         graphs["feedback"] = Graph(FeedbackGraph(core), {"features": hidden, **words}, ["value"])
     if core.input_head is not None:
         graphs["input_head"] = Graph(core.input_head, {"features": hidden}, ["odds"])
-    return graphs | parts_of_a_sentence(model)
+    return graphs | sentence_parts(model)
 
 
-def parts_of_a_sentence(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
-    """What `join_parts` makes one graph of; in all of them there is one row. Nothing if the model has no such graph."""
+def sentence_parts(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
+    """The graphs that `join_parts` joins, for one row; empty if the model has no sentence graph."""
     core, config = model.model, model.config
     if not has_sentence_graph(config):
         return {}
@@ -241,23 +243,25 @@ def parts_of_a_sentence(model: DeqNarForConditionalGeneration) -> dict[str, Grap
     }
     words = {} if core.shortlist is None else {"words": (torch.arange(2 * CANDIDATES), {0: "words"})}
     predicting = words if core.transition.predicts_tokens and core.transition.state_is_features else {}
-    # What a loop is told of a step, and what the parts around it say to each other where there is no loop.
+    # The tensors passed between parts: through a loop, or directly for a stacked model.
     state, found = "state", ["value", "residual_now"]
     if not config.seeks_equilibrium:
         state, found = "start", ["features", "residual"]
-    seen = {state: hidden, "injection": hidden, **projected, **predicting}
+    inputs = {state: hidden, "injection": hidden, **projected, **predicting}
     return {
         "opening": Graph(OpeningGraph(core), {"input_ids": tokens}, ["start", "injection", *projected]),
-        "step": Graph(StepGraph(core), seen, found),
+        "step": Graph(StepGraph(core), inputs, found),
         "reading": Graph(ReadingGraph(model), {"features": hidden, **words}, READ),
     }
 
 
 def write_graph(graph: Graph, path: Path) -> None:
-    """One ONNX file, its weights inside."""
+    """Write one ONNX file that includes its weights."""
     import onnx
 
-    examples = tuple(example.clone() for example, _ in graph.inputs.values())  # one tensor given twice is one input
+    examples = tuple(
+        example.clone() for example, _ in graph.inputs.values()
+    )  # torch.export merges inputs that are the same tensor
     names = {name for _, axes in graph.inputs.values() for name in axes.values()}
     sizes = {name: torch.export.Dim(name) for name in names}
     shapes = tuple({axis: sizes[name] for axis, name in axes.items()} for _, axes in graph.inputs.values())
@@ -278,7 +282,7 @@ def write_graph(graph: Graph, path: Path) -> None:
 
 
 def remove_metadata(graph: Any) -> None:
-    """Remove what the exporter notes about the origin of nodes: 80 % of a graph without its weights."""
+    """Remove metadata about the origin of nodes, 80 % of a graph without weights."""
     for part in (graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
@@ -300,9 +304,8 @@ def export_model(
     """Write `output/fp32` and `output/int8`, each complete: graphs, configuration, tokenizer, manifest.
 
     Args:
-        eight_bits: use every bit of int8 weights, for processors with VNNI instructions alone. Others add pairs of
-            8-bit products in 16 bits, where large ones overflow and a translation is lost; by default a bit of every
-            weight is left unused.
+        eight_bits: use all 8 bits of int8 weights; only for processors with VNNI instructions. Others add pairs of
+            8-bit products in 16 bits, which can overflow and corrupt a translation; by default weights have 7 bits.
 
     Returns:
         The folder of each precision.
@@ -328,7 +331,7 @@ def export_model(
 
 
 def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: Any, eight_bits: bool) -> Path:
-    """A folder with all that one precision needs; it has its name only when it is complete."""
+    """Write the complete folder of one precision atomically."""
     folder = working / precision
     folder.mkdir()
     for path in working.glob("*.onnx"):
@@ -343,7 +346,7 @@ def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: 
         for part in PARTS:
             (folder / f"{part}.onnx").unlink()
     share_weights(folder)
-    # Not save_pretrained, which would add the code of the model: there are no weights here for it to load.
+    # Not save_pretrained, which would add the code of the model; an export has no weights for it.
     model.config.to_json_file(folder / "config.json", use_diff=False)
     options = copy.deepcopy(model.generation_config)
     if precision == "int8" and model.config.seeks_equilibrium:

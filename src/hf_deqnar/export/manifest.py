@@ -1,4 +1,4 @@
-"""What an export consists of: a folder is what was written there, file for file, or it is refused."""
+"""Manifest of an export; a folder whose files differ from its manifest is rejected."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 from .. import __version__
 
 MANIFEST = "deqnar_onnx.json"
-FORMAT = 3  # raised when the graphs or their names change, so that a runtime never guesses
+FORMAT = 3  # incremented when graphs or their names change
 PRECISIONS = ("fp32", "int8")
 SHORTLIST = "shortlist.safetensors"
 NGRAMS = "ngrams.safetensors"
@@ -41,11 +41,11 @@ def is_export(folder: str | Path) -> bool:
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a folder whose files are all as they were written; otherwise an error that says what is not."""
+    """The manifest of a folder, after checking the SHA-256 of every file."""
     folder = Path(folder)
     if not is_export(folder):
         inside = [str(folder / precision) for precision in PRECISIONS if is_export(folder / precision)]
-        advice = f"name {' or '.join(inside)}." if inside else "make one with hf-deqnar export."
+        advice = f"name {' or '.join(inside)}." if inside else "create one with hf-deqnar export."
         raise FileNotFoundError(f"{folder} is not an ONNX export, it has no {MANIFEST}; {advice}")
     again = "export the model again."
     try:
@@ -65,6 +65,6 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             raise FileNotFoundError(f"{folder} is incomplete: {name} is missing; {again}")
         if digest(folder / name) != expected:
             raise ValueError(
-                f"{folder / name} is not the file that was exported: it is damaged or of another model; {again}"
+                f"{folder / name} differs from the exported file: it is damaged or of another model; {again}"
             )
     return manifest

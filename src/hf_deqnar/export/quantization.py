@@ -8,7 +8,7 @@ import numpy as np
 from .messages import quiet
 
 INT8_MAX = 127
-EMBEDDING = "shared.weight"  # how the name of the token embedding ends
+EMBEDDING = "shared.weight"  # suffix of the name of the token embedding
 
 
 def quantise(source: Path, target: Path, eight_bits: bool) -> None:
@@ -24,7 +24,7 @@ def quantise(source: Path, target: Path, eight_bits: bool) -> None:
 
     model = onnx.load(source)
     transpose_weights(model.graph)
-    del model.graph.value_info[:]  # the quantiser transposes some weights but not their recorded shapes
+    del model.graph.value_info[:]  # the quantiser transposes some weights without their recorded shapes
     with quiet():
         quantize_dynamic(
             model,
@@ -54,7 +54,7 @@ def transpose_weights(graph: Any) -> None:
 def quantise_embedding(source: Path, target: Path) -> None:
     """Store the token embedding as int8 with one scale per row: Gather(E, i) becomes Gather(Q, i) · Gather(s, i).
 
-    All 8 bits are used: these numbers are looked up, not multiplied as integers.
+    All 8 bits are used, because embeddings are not multiplied as integers.
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper

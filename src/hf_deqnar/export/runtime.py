@@ -1,6 +1,6 @@
-"""Solving with exported graphs: `DeqNarOnnxModel` has the `generate` of the model it was exported from.
+"""Runtime of exports: `DeqNarOnnxModel` has the `generate` of the exported model.
 
-`DeqNarGenerationMixin` and `RefinementMixin` are used as they are in torch. This module replaces what they call:
+`DeqNarGenerationMixin` and `RefinementMixin` are the same as in torch. This module replaces what they call:
 encoding a source, injecting a canvas, evaluating f(z) and projecting to the vocabulary.
 """
 
@@ -18,6 +18,7 @@ from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.ctc import prefix_beam_of_sentence
 from ..models.deqnar.fixed_point import FixedPoint
 from ..models.deqnar.generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
+from ..models.deqnar.layers_deqnar import dense_additive_mask
 from ..models.deqnar.ngrams import MIN_PROB, Ngrams
 from ..models.deqnar.refinement_deqnar import Canvas, RefinementMixin, Source
 from ..models.deqnar.shortlist import Shortlist, Words
@@ -25,7 +26,7 @@ from ..models.deqnar.transition_deqnar import BoundTransition, Context, Observer
 from .manifest import NGRAMS, SHORTLIST, read_manifest
 from .sentence import CANDIDATES, NO_RESIDUAL, WIDEST_BEAM
 
-OLDEST = (1, 20)
+OLDEST_ONNXRUNTIME = (1, 20)
 
 
 def import_onnxruntime() -> Any:
@@ -34,18 +35,18 @@ def import_onnxruntime() -> Any:
     except ImportError as error:
         raise ImportError("An ONNX export needs onnxruntime: pip install 'hf_deqnar[onnx]'.") from error
     version = tuple(map(int, re.findall(r"\d+", onnxruntime.__version__)[:2]))
-    if version < OLDEST:
+    if version < OLDEST_ONNXRUNTIME:
         raise ImportError(
-            f"onnxruntime {onnxruntime.__version__} is too old, it must be {'.'.join(map(str, OLDEST))} or newer: "
-            "pip install --upgrade 'hf_deqnar[onnx]'."
+            f"onnxruntime {onnxruntime.__version__} is too old, at least "
+            f"{'.'.join(map(str, OLDEST_ONNXRUNTIME))} is needed: pip install --upgrade 'hf_deqnar[onnx]'."
         )
     return onnxruntime
 
 
 class Session:
-    """One graph: tensors in by name, tensors out in the order asked for.
+    """One graph, called with tensors by name; returns the requested outputs in order.
 
-    It is loaded when it is first used: who translates sentences in one call never needs the graphs of the several.
+    Graphs are loaded when they are first used: translation with the sentence graph does not need the others.
     """
 
     def __init__(self, path: Path, threads: int | None) -> None:
@@ -55,11 +56,11 @@ class Session:
     def session(self) -> Any:
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self.threads or 0  # 0: as many as there are cores
+        options.intra_op_num_threads = self.threads or 0  # 0: one per core
         options.log_severity_level = 3
         try:
             return onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its exceptions have no common class of their own
+        except Exception as error:  # the exceptions of onnxruntime have no common base class
             reason = " ".join(str(error).split())[:200]
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {self.path}: {reason}") from error
 
@@ -72,15 +73,15 @@ class Session:
         return [one.name for one in self.session.get_outputs()]
 
     @cached_property
-    def only_what_is_asked(self) -> Any:
-        """Nodes that no wanted output needs are not run."""
+    def run_options(self) -> Any:
+        """Run only the nodes that requested outputs depend on."""
         options = import_onnxruntime().RunOptions()
         options.only_execute_path_to_fetches = True
         return options
 
     def __call__(self, inputs: dict[str, Tensor], outputs: list[str] | None = None) -> list[Tensor]:
         given = {name: tensor.numpy() for name, tensor in inputs.items()}
-        found = self.session.run(outputs, given, self.only_what_is_asked)
+        found = self.session.run(outputs, given, self.run_options)
         return [torch.from_numpy(array) for array in found]
 
 
@@ -93,17 +94,17 @@ class OnnxTransition(nn.Module):
         self.solve = transition_class(config).solve
 
     @cached_property
-    def chooses(self) -> bool:
-        """Whether it predicts on its way: a mixed model with a shortlist."""
+    def takes_shortlist(self) -> bool:
+        """Whether the transition predicts tokens of a shortlist: a mixed model with a shortlist."""
         return "words" in self.graph.inputs
 
     def features(self, state: Tensor, context: Context) -> Tensor:
-        """F(z + u, x) of an explicit model; f(z) of all others, whose tokens are read from the state."""
+        """F(z + u, x) of an explicit model; f(z) of all others, which predict tokens from the state."""
         inputs = {"state": state, "injection": context.injection}
         inputs |= {"canvas_mask": context.canvas_mask, "memory_mask": context.source_mask}
         for layer, (key, value) in enumerate(context.keys_values):
             inputs |= {f"key_{layer}": key, f"value_{layer}": value}
-        if self.chooses:
+        if self.takes_shortlist:
             inputs |= named(context.words)
         return self.graph(inputs)[0]
 
@@ -117,12 +118,12 @@ class OnnxTransition(nn.Module):
 
 
 class OnnxCore(nn.Module, RefinementMixin):
-    """Stands where a `DeqNarModel` stands in `generate`.
+    """Replaces `DeqNarModel` in `generate`.
 
     Args:
-        alone: treat every sentence by itself and without padding. Quantised graphs scale a whole tensor by its largest
-            number, so rows of one tensor would influence each other; and they round, so that the last bit of a batched
-            solve could decide about a whole step.
+        one_by_one: process sentences one at a time, without padding. Quantised graphs have one scale per tensor, so
+            the rows of a batch would influence each other; and rounding differences of a batched solve could change
+            quantised values.
     """
 
     is_gradient_checkpointing = False
@@ -132,13 +133,13 @@ class OnnxCore(nn.Module, RefinementMixin):
         config: DeqNarConfig,
         sessions: dict[str, Session],
         limits: dict[str, int],
-        alone: bool,
+        one_by_one: bool,
         shortlist: Shortlist | None,
         ngrams: Ngrams | None,
     ) -> None:
         super().__init__()
         self.shortlist, self.ngrams = shortlist, ngrams
-        self.config, self.limits, self.alone = config, limits, alone
+        self.config, self.limits, self.one_by_one = config, limits, one_by_one
         self.source, self.canvas = sessions["source"], sessions["canvas"]
         self.transition = OnnxTransition(config, sessions["transition"], sessions.get("feedback"))
         self.predictor = sessions.get("input_head")
@@ -149,22 +150,22 @@ class OnnxCore(nn.Module, RefinementMixin):
         return self.predictor({"features": features})[0]
 
     def check_source(self, input_ids: Tensor | None, attention_mask: Tensor | None, encoder_outputs: None) -> Tensor:
-        """As in torch; and there must be room for it in the tables that were exported."""
+        """Additionally check the length limit of the exported position tables."""
         mask = super().check_source(input_ids, attention_mask, encoder_outputs)
         longest = int(mask.sum(dim=1).max())
         if longest > self.limits["source"]:
             raise ValueError(
-                f"A source of {longest} tokens is longer than this export takes, which is {self.limits['source']}; "
-                "split it into sentences."
+                f"A source of {longest} tokens is longer than the {self.limits['source']} tokens that this export "
+                "supports; split it into sentences."
             )
         return mask
 
     def prepare(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, shortlist: bool = False) -> Source:
-        """Encode the source; each sentence by itself if the graphs are quantised."""
+        """Encode the source, one sentence at a time if the graphs are quantised."""
         source_mask = self.check_source(input_ids, attention_mask, None)
         lengths = source_mask.sum(dim=1).tolist()
         groups = [(slice(row, row + 1), length) for row, length in enumerate(lengths)]
-        groups = groups if self.alone else [(slice(None), max(lengths))]
+        groups = groups if self.one_by_one else [(slice(None), max(lengths))]
         parts = [
             self.source({"input_ids": input_ids[rows, :length], "source_mask": source_mask[rows, :length]})
             for rows, length in groups
@@ -178,24 +179,24 @@ class OnnxCore(nn.Module, RefinementMixin):
         return Source(source_mask, outputs.get("memory"), keys_values, outputs.get("length_logits"), words=words)
 
     def _words(self, input_ids: Tensor, source_mask: Tensor, shortlist: bool) -> Words | None:
-        """The shortlist; the graphs of a model that has one always need it, so it may be the whole vocabulary."""
+        """The shortlist. Graphs of a model with a shortlist always need one, so it can be the full vocabulary."""
         if self.shortlist is None:
             return None
-        words = self.shortlist(input_ids, source_mask) if shortlist else self.shortlist.whole_vocabulary()
+        words = self.shortlist(input_ids, source_mask) if shortlist else self.shortlist.full_vocabulary()
         if words.outside is None:
             words.outside = torch.zeros(len(input_ids), 1, len(words.tokens), dtype=torch.bool)
         return words
 
     def bind(self, source: Source, canvas: Canvas) -> BoundTransition:
-        """The transition as a function of the state alone."""
+        """The transition as a function of the state."""
         inputs = {"canvas": canvas.tokens}
         if source.encoder_states is not None:
             inputs |= {"canvas_mask": canvas.mask, "memory": source.encoder_states, "source_mask": source.mask}
         context = Context(
             injection=self.canvas(inputs)[0],
-            canvas_mask=additive(canvas.mask),
+            canvas_mask=dense_additive_mask(canvas.mask, torch.float32),
             keys_values=source.keys_values,
-            source_mask=additive(source.mask),
+            source_mask=dense_additive_mask(source.mask, torch.float32),
             source_lengths=source.lengths,
             dropout_masks=None,
             embedding=None,
@@ -207,8 +208,8 @@ class OnnxCore(nn.Module, RefinementMixin):
     def solve(
         self, source: Source, canvas: Canvas, *, observe_features: Observer | None = None, **options: Any
     ) -> FixedPoint:
-        """Solve z = f(z); each sentence by itself if the graphs are quantised."""
-        if not self.alone or len(canvas.mask) == 1:
+        """Solve z = f(z), one sentence at a time if the graphs are quantised."""
+        if not self.one_by_one or len(canvas.mask) == 1:
             return super().solve(source, canvas, observe_features=observe_features, **options)
         found = []
         for row, (tokens, positions) in enumerate(zip(source.lengths.tolist(), canvas.lengths.tolist(), strict=True)):
@@ -241,13 +242,8 @@ def named(words: Words | None) -> dict[str, Tensor]:
     return {} if words is None else {"words": words.tokens, "outside": words.outside}
 
 
-def additive(mask: Tensor) -> Tensor:
-    """rows × 1 × 1 × positions: 0 where a position may be attended to, the least number elsewhere."""
-    return torch.where(mask, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]
-
-
 def stack_padded(parts: Sequence[Tensor]) -> Tensor:
-    """Rows one below the other; where they differ in length, zeros behind the shorter ones."""
+    """Concatenate rows; shorter ones are padded with zeros."""
     if len(parts) == 1:
         return parts[0]
     shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
@@ -286,11 +282,11 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, threads: int | None = None) -> "DeqNarOnnxModel":
-        """Load a folder that `hf-deqnar export` wrote.
+        """Load a folder written by `hf-deqnar export`.
 
         Args:
             folder: such as `exported/fp32`; it is refused if a file is missing, damaged or of another model.
-            threads: of every graph; as many as there are cores if not given.
+            threads: number of threads of every graph; default: one per core.
         """
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}.")
@@ -315,34 +311,34 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         return True
 
     def to(self, device: str | torch.device) -> "DeqNarOnnxModel":
-        """An export stays where it is."""
+        """No-op: exports run on the CPU."""
         if torch.device(device).type != "cpu":
-            raise ValueError(f"An ONNX export runs on the CPU, not on {device}; use the model in torch there.")
+            raise ValueError(f"An ONNX export runs on the CPU, not on {device}; use the model in torch instead.")
         return self
 
     def _translate(
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
     ) -> dict[str, Any]:
-        """As in torch; but sentences that are treated alone, if only their tokens are wanted, take one call each."""
+        """As in torch, but single sentences use the sentence graph if it supports the options."""
         options = None if streamer is not None else self._sentence_options(settings)
-        if options is None or not (self.model.alone or len(input_ids) == 1):
+        if options is None or not (self.model.one_by_one or len(input_ids) == 1):
             return super()._translate(input_ids, source_mask, settings, streamer)
         texts = []
         for row, length in enumerate(source_mask.sum(dim=1).tolist()):
             source, mask = input_ids[row : row + 1, :length], source_mask[row : row + 1, :length]
             text = self._translate_sentence(source, mask, settings, options)
-            if text is None:  # no plain sailing
+            if text is None:  # not converged in the sentence graph
                 text = super()._translate(source, mask, settings, None)["sequences"][0].tolist()
             texts.append(text)
         longest, padding = max(1, *map(len, texts)), self.config.pad_token_id
         return {"sequences": torch.tensor([text + [padding] * (longest - len(text)) for text in texts])}
 
     def _sentence_options(self, settings: DeqNarGenerationConfig) -> dict[str, Tensor] | None:
-        """What the graph of a whole sentence is told of a solve; None if something is asked for that it cannot do."""
-        more = settings.refinement_passes > 1 or settings.input_sampling
-        more = more or settings.ctc_beam_size > WIDEST_BEAM or settings.num_return_sequences > 1
-        watched = settings.return_dict_in_generate or settings.stop_on_stable_tokens is not None
-        if self.sentence is None or more or watched or settings.reranker is not None:
+        """Solver inputs of the sentence graph; None if it does not support the options."""
+        unsupported = settings.refinement_passes > 1 or settings.input_sampling
+        unsupported = unsupported or settings.ctc_beam_size > WIDEST_BEAM or settings.num_return_sequences > 1
+        observed = settings.return_dict_in_generate or settings.stop_on_stable_tokens is not None
+        if self.sentence is None or unsupported or observed or settings.reranker is not None:
             return None
         solve = self.model.solver_options(settings.max_nfe, settings.tol, settings.solver)
         if not self.config.seeks_equilibrium:
@@ -358,7 +354,7 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
     def _translate_sentence(
         self, source: Tensor, mask: Tensor, settings: DeqNarGenerationConfig, options: dict[str, Tensor]
     ) -> list[int] | None:
-        """Its tokens; None if the residual has not fallen in every evaluation, and the solver should look after it."""
+        """Tokens of the translation; None if the residual has not decreased and the general solver must be used."""
         inputs, words = {"input_ids": source, **options}, None
         if self.model.shortlist is not None:
             words = self.model._words(source, mask, settings.shortlist is not False)
@@ -374,16 +370,16 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
             return None
         if searched:
             return self._search(*read, words, settings)
-        path = read[0][0].numpy()
-        kept = path != self.config.blank_token_id
-        kept[1:] &= path[1:] != path[:-1]
-        return path[kept][: settings.max_length].tolist()
+        path = read[0][0].numpy()  # as ctc.collapse, which is slower for one sentence
+        selected = path != self.config.blank_token_id
+        selected[1:] &= path[1:] != path[:-1]
+        return path[selected][: settings.max_length].tolist()
 
     def _search(
         self, log_probabilities: Tensor, candidates: Tensor, words: Words | None, settings: DeqNarGenerationConfig
     ) -> list[int] | None:
         """The text of a beam with the best mean log-probability, or the best score of a beam with n-grams; None if one
-        of them would have to be cut.
+        is longer than max_length.
         """
         blank, fluency = self.config.blank_token_id, self._fluency(settings)
         names = None if words is None else words.tokens.tolist()
@@ -421,13 +417,13 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         return found[0], found[1], found[2] if words is None else words.spread(found[2], self.config)
 
     def _read(self, features: Tensor, words: Words | None, outputs: list[str]) -> list[Tensor]:
-        """Row by row if sentences are treated alone; behind a row's end there are zeros then, which change no scale."""
-        if not self.model.alone or len(features) == 1:
+        """Call the head, row by row if sentences are processed one by one; padding is zero and changes no scale."""
+        if not self.model.one_by_one or len(features) == 1:
             return self.head({"features": features, **named(words)}, outputs)
         parts = []
         for row in range(len(features)):
-            alone = None if words is None else words.of_row(row)
-            parts.append(self.head({"features": features[row : row + 1], **named(alone)}, outputs))
+            row_words = None if words is None else words.of_row(row)
+            parts.append(self.head({"features": features[row : row + 1], **named(row_words)}, outputs))
         return [torch.cat(several) for several in zip(*parts, strict=True)]
 
 

@@ -1,13 +1,13 @@
-"""One sentence alone, from tokens to tokens in one call: the graph that makes a single translation quick.
+"""The sentence graph: translates a single sentence from tokens to tokens in one call, for low latency.
 
-For one sentence the time between the calls of several graphs is as long as the graphs themselves. Here they are one,
-in which a loop repeats z ← f(z) until the residual is below the tolerance. There is a single row and no padding, hence
-no masks. The loop is Picard's, which for two evaluations is every solver's; it ends early if the residual does not
-fall, and then the runtime asks the solver, which knows what to do.
+For one sentence the overhead of calling several graphs is as long as the graphs themselves. This graph joins them: a
+loop repeats z ← f(z) until the residual is below the tolerance. There is a single row and no padding, hence no masks.
+The loop is Picard iteration, which all solvers are for two evaluations; it ends early if the residual does not
+decrease, then the runtime uses the general solver.
 
     opening   tokens → z = 0, u, keys and values of every decoder layer
     step      z, u, keys, values → f(z), ‖f(z) − z‖ / ‖f(z)‖
-    reading   features → the likeliest tokens, and what a beam search looks at
+    reading   features → the most likely tokens, and the inputs of a beam search
 """
 
 from pathlib import Path
@@ -25,17 +25,17 @@ from ..models.deqnar.transition_deqnar import Context, transition_class
 PARTS = ("opening", "step", "reading")
 READ = ["tokens", "log_probabilities", "candidates"]
 NO_RESIDUAL = float("inf")  # before the first evaluation
-WIDEST_BEAM = 5  # that is searched in what the graph of a sentence says
-CANDIDATES = 2 * WIDEST_BEAM + 1  # at every position, the blank among them
+WIDEST_BEAM = 5  # largest beam supported by the sentence graph
+CANDIDATES = 2 * WIDEST_BEAM + 1  # per position, including the blank
 
 
 def has_sentence_graph(config: Any) -> bool:
-    """Whether a canvas is as long as its source says, and the state is what tokens are read from."""
+    """Whether the source length determines the canvas length, and tokens are predicted from the state."""
     return LENGTH_MODELS[config.length].has_own_alignment and transition_class(config).state_is_features
 
 
 class OpeningGraph(nn.Module):
-    """tokens → the state to start from, u, key and value of every decoder layer."""
+    """tokens → the initial state, u, key and value of every decoder layer."""
 
     def __init__(self, core: DeqNarModel) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class OpeningGraph(nn.Module):
 
 
 class StepGraph(nn.Module):
-    """z, u, keys, values and, of a mixed model with a shortlist, words → f(z) and its residual."""
+    """z, u, keys, values and, for a mixed model with a shortlist, words → f(z) and its residual."""
 
     def __init__(self, core: DeqNarModel) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class StepGraph(nn.Module):
 
 
 class ReadingGraph(nn.Module):
-    """features and, of a model with a shortlist, words → the likeliest token of every position; for a beam search also
-    all log-probabilities, and where the largest are. What nobody asks for is not computed.
+    """features and, for a model with a shortlist, words → the most likely token of every position; for a beam search
+    also all log-probabilities and the indices of the largest. Unused outputs are not computed.
     """
 
     def __init__(self, model: DeqNarForConditionalGeneration) -> None:
@@ -81,7 +81,7 @@ class ReadingGraph(nn.Module):
         self.register_buffer("bias", bias)
 
     def logits(self, features: Tensor, words: Tensor | None) -> Tensor:
-        """Of all tokens or of the words; −∞ for what is never written."""
+        """Logits of all tokens or of the shortlist; −∞ for tokens that are never generated."""
         if words is None:
             return functional.linear(features, self.weight, self.bias)
         return functional.linear(features, self.weight[words], self.bias[words])
@@ -94,10 +94,10 @@ class ReadingGraph(nn.Module):
 
 
 def join_parts(folder: Path, target: Path, repeats: bool) -> None:
-    """Write the one graph of the three in a folder.
+    """Join the three graphs in a folder to one.
 
-    Its inputs are `input_ids`, `words` where there is a shortlist and, if f `repeats`, `max_nfe` and `tol`; its outputs
-    `tokens`, `log_probabilities`, `candidates`, `residual` and, if f repeats, `residual_before` and `nfe`.
+    Its inputs are `input_ids`, `words` of a model with a shortlist and, if `repeats`, `max_nfe` and `tol`; its outputs
+    `tokens`, `log_probabilities`, `candidates`, `residual` and, if `repeats`, `residual_before` and `nfe`.
     """
     import onnx
     from onnx import helper
@@ -105,7 +105,7 @@ def join_parts(folder: Path, target: Path, repeats: bool) -> None:
     models = {name: onnx.load(folder / f"{name}.onnx") for name in PARTS}
     parts = [private_names(model.graph, name) for name, model in models.items()]
     opening, step, reading = parts
-    inputs = list({one.name: one for part in parts for one in part.input if is_given(one.name)}.values())
+    inputs = list({one.name: one for part in parts for one in part.input if is_graph_input(one.name)}.values())
     outputs, middle, weights = [*reading.output, scalar("residual", "FLOAT")], list(step.node), list(step.initializer)
     if repeats:
         inputs += [scalar("max_nfe", "INT64"), scalar("tol", "FLOAT")]
@@ -129,9 +129,9 @@ def join_parts(folder: Path, target: Path, repeats: bool) -> None:
 
 
 def repeated(step: Any) -> tuple[Any, list[Any]]:
-    """A loop over the step, from `start` to `features`, and the constants it begins with.
+    """A loop over the step, from `start` to `features`, and its initial constants.
 
-    It goes on while the residual is not below the tolerance and has fallen, for `max_nfe` evaluations at most.
+    It repeats while the residual decreases and is not below the tolerance, for at most `max_nfe` evaluations.
     """
     from onnx import TensorProto, helper
 
@@ -169,19 +169,19 @@ def repeated(step: Any) -> tuple[Any, list[Any]]:
 
 
 def scalar(name: str, kind: str) -> Any:
-    """One number that goes into a graph, or comes out of it."""
+    """A scalar input or output of a graph."""
     from onnx import TensorProto, helper
 
     return helper.make_tensor_value_info(name, TensorProto.DataType.Value(kind), [])
 
 
-def is_given(name: str) -> bool:
-    """Whether an input of a part is one of the whole; the others come from the part before."""
+def is_graph_input(name: str) -> bool:
+    """Whether an input of a part is an input of the joined graph; the others come from the preceding part."""
     return name in ("input_ids", "words")
 
 
 def carried(state: str, residual: str, residual_before: str, count: str) -> list[Any]:
-    """What one evaluation leaves to the next; a state's shape is what it is when the loop is run."""
+    """Loop-carried values; the shape of the state is dynamic."""
     from onnx import TensorProto, helper
 
     shapeless = helper.make_tensor_value_info(state, TensorProto.FLOAT, None)
@@ -189,15 +189,15 @@ def carried(state: str, residual: str, residual_before: str, count: str) -> list
 
 
 def private_names(graph: Any, part: str) -> Any:
-    """The graph with names of its own for all that is neither its input nor its output."""
+    """Prefix all names except inputs and outputs with the name of the part."""
     public = {one.name for one in (*graph.input, *graph.output)}
 
-    def own(name: str) -> str:
+    def prefixed(name: str) -> str:
         return name if not name or name in public else f"{part}/{name}"
 
     for node in graph.node:
-        node.input[:], node.output[:] = list(map(own, node.input)), list(map(own, node.output))
+        node.input[:], node.output[:] = list(map(prefixed, node.input)), list(map(prefixed, node.output))
         node.name = f"{part}/{node.name}"
     for weight in graph.initializer:
-        weight.name = own(weight.name)
+        weight.name = prefixed(weight.name)
     return graph

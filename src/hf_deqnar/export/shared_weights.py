@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SHARED_WEIGHTS = "weights.onnx.data"
-SMALLEST = 1024  # bytes; onnxruntime's graph optimisations want small constants inside the graph
+SMALLEST = 1024  # bytes; graph optimisations of onnxruntime need small constants inside the graph
 ALIGNMENT = 64  # bytes; a cache line
 
 

@@ -1,1 +1,1 @@
-"""What is learned: a proxy target, a proxy input and a likelihood (Huang et al. 2022)."""
+"""Training objectives: a proxy target, a proxy input and a likelihood (Huang et al. 2022)."""

@@ -1,10 +1,10 @@
-"""ENGINE: a student learns to write what a frozen autoregressive teacher finds likely (Tu et al. 2020).
+"""ENGINE: trains a student to minimise the energy of a frozen autoregressive teacher (Tu et al. 2020).
 
 E(x, z) = −Σ_t O₂(z_t) · log p(· | O₁(z_<t), x), where z are the student's logits at every position, p is the teacher,
-O₁ makes what the teacher's decoder is fed of them, and O₂ what its answer is compared with (ENGINE equations 2 to 4).
+O₁ converts logits to decoder inputs of the teacher, and O₂ to the target distribution (ENGINE equations 2 to 4).
 
 A sequence of tokens is given as distributions (rows × length × vocabulary) or, if they are one-hot, as token ids (rows
-× length). Like labels, it ends with </s> and does not have the teacher's start token; padding stands behind it.
+× length). Like labels, it ends with </s>, has no start token, and is padded on the right.
 """
 
 import inspect
@@ -27,11 +27,11 @@ from .objective import Term
 # (logits, temperature, generator) → distributions over the vocabulary
 Operator = Callable[[Tensor, float, torch.Generator | None], Tensor]
 
-# (sequence y, its mask) → log p(· | y_<t, x) at every t: rows × length × vocabulary. A teacher that reads a source.
+# (sequence y, its mask) → log p(· | y_<t, x) at every t: rows × length × vocabulary. A teacher bound to its sources.
 Reader = Callable[[Tensor, Tensor], Tensor]
 
-TOLERANCE = 1e-3  # relative difference of logits, far above what another order of the same sums makes
-TRIED_TOKENS = 8
+TOLERANCE = 1e-3  # relative difference of logits, far above differences of floating-point summation order
+TEST_TOKENS = 8
 
 
 # ---- Operators: ENGINE table 1, q = softmax(z), q̃ = softmax(z + g)
@@ -49,21 +49,21 @@ def softmax(logits: Tensor, temperature: float = 1.0, generator: torch.Generator
 def straight_through_logits(
     logits: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """STL: onehot(arg-max z), as if ∂O/∂z were the identity (Bengio et al. 2013); there is no temperature in it."""
+    """STL: onehot(arg-max z), with ∂O/∂z replaced by the identity (Bengio et al. 2013); has no temperature."""
     return straight_through(logits)
 
 
 def straight_through_gumbel_softmax(
     logits: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """SG: onehot(arg-max q̃), as if it were q̃ when differentiated (Jang et al. 2016)."""
+    """SG: onehot(arg-max q̃), differentiated as q̃ (Jang et al. 2016)."""
     return straight_through(gumbel_softmax(logits, temperature, generator))
 
 
 def straight_through_softmax(
     logits: Tensor, temperature: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """ST: onehot(arg-max q), as if it were q when differentiated.
+    """ST: onehot(arg-max q), differentiated as q.
 
     >>> straight_through_softmax(torch.tensor([0.0, 3.0]))
     tensor([0., 1.])
@@ -86,7 +86,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def straight_through(values: Tensor) -> Tensor:
-    """onehot(arg-max of the values) when evaluated, the values themselves when differentiated."""
+    """onehot(arg-max of the values), differentiated as the values themselves."""
     hard = torch.zeros_like(values).scatter_(-1, values.argmax(dim=-1, keepdim=True), 1.0)
     return hard + (values - values.detach())  # the bracket is exactly zero
 
@@ -109,9 +109,9 @@ def energy(read: Reader, decoder_inputs: Tensor, targets: Tensor, mask: Tensor) 
     """−Σ_t y_t · log p(· | ŷ_<t, x) of every row, over the positions of the mask.
 
     Args:
-        read: the teacher, bound to the sources; any function of this signature will do.
-        decoder_inputs: ŷ, what the teacher is fed; that it sees only what comes before t is its own affair.
-        targets: y, what its answers are compared with.
+        read: the teacher, bound to the sources; any function with this signature.
+        decoder_inputs: ŷ, decoder inputs of the teacher, which must apply its causal mask.
+        targets: y, the target distributions.
     """
     log_probabilities = read(decoder_inputs, mask)
     if targets.is_floating_point():
@@ -123,13 +123,13 @@ def energy(read: Reader, decoder_inputs: Tensor, targets: Tensor, mask: Tensor) 
 
 @dataclass
 class EnergyObjective:
-    """The energy of a student's output as a loss; nothing of the reference but its length is used.
+    """The energy of a student's output as a loss; only the length of the reference is used.
 
     Attributes:
-        decoder_input: O₁, a name in `OPERATORS`: how the student's logits are fed to the teacher.
-        target: O₂: how they are compared with what it says.
+        decoder_input: O₁, a name in `OPERATORS`: operator of the decoder inputs of the teacher.
+        target: O₂, operator of the target distribution.
         temperature: of the softmax in all operators but STL; 1 in the paper.
-        forbid_early_end: see `whole_sentences`; off, it is the paper's equation to the letter.
+        forbid_early_end: see `forbid_early_end`; if false, the equation of the paper is used unchanged.
     """
 
     decoder_input: str = "SX"
@@ -154,22 +154,21 @@ class EnergyObjective:
     ) -> dict[str, Term]:
         """The terms of the loss before they are divided and added.
 
-        What is minimised is the energy per token, so that the length loss has the weight beside it that it has beside
-        a cross-entropy. `energy` and `discrete_energy` (that of the tokens the student would write) are per sentence,
-        as in the paper, and in nats.
+        The loss is the energy per token, so that the relative weight of the length loss is that with a cross-entropy.
+        `energy` and `discrete_energy` (of the predicted tokens) are per sentence, as in the paper, in nats.
         """
         labels = batch["labels"]
         mask = model.model.check_labels(labels)
         lengths = mask.sum(dim=1)
         if self.forbid_early_end:
-            read = whole_sentences(read, model.config.eos_token_id)
-        # Without labels: a latent variable has its prior mean, as when the student translates.
+            read = forbid_early_end(read, model.config.eos_token_id)
+        # Without labels: latent variables have their prior mean, as in translation.
         source = model.prepare(batch["input_ids"], batch.get("attention_mask"))
         found = model.solve(source, model.lay_out(source, labels), max_nfe=max_nfe)
         logits = full_precision(model.read(found))
-        fed = OPERATORS[self.decoder_input](logits, self.temperature, generator)
-        compared = OPERATORS[self.target](logits, self.temperature, generator)
-        relaxed = energy(read, fed, compared, mask)
+        decoder_inputs = OPERATORS[self.decoder_input](logits, self.temperature, generator)
+        targets = OPERATORS[self.target](logits, self.temperature, generator)
+        relaxed = energy(read, decoder_inputs, targets, mask)
         with torch.no_grad():
             tokens = written_tokens(logits, model.config)
             discrete = energy(read, tokens, tokens, mask)
@@ -189,36 +188,36 @@ class EnergyObjective:
         return terms
 
 
-def whole_sentences(read: Reader, end: int) -> Reader:
-    """A teacher for whom </s> before the last position is as unlikely as the unlikeliest token.
+def forbid_early_end(read: Reader, end: int) -> Reader:
+    """Give </s> before the last position the probability of the least likely token.
 
-    A sentence ends where it ends, so no teacher has learned what follows an end. Many say: another end. Then a row of
-    nothing but </s> has a low energy, and students find it.
+    Teachers are not trained on text after </s>. Many predict another end token. Then a row that consists only of </s>
+    has a low energy, and training converges to it.
     """
 
-    def read_whole(sequence: Tensor, mask: Tensor) -> Tensor:
+    def read_constrained(sequence: Tensor, mask: Tensor) -> Tensor:
         log_probabilities = read(sequence, mask)
-        followed = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
-        unlikeliest = log_probabilities.detach().amin(dim=-1, keepdim=True)
+        before_last = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+        lowest = log_probabilities.detach().amin(dim=-1, keepdim=True)
         ends = torch.arange(log_probabilities.shape[-1], device=mask.device) == end
-        return torch.where(followed[..., None] & ends, unlikeliest, log_probabilities)
+        return torch.where(before_last[..., None] & ends, lowest, log_probabilities)
 
-    return read_whole
+    return read_constrained
 
 
 def written_tokens(logits: Tensor, config: DeqNarConfig) -> Tensor:
-    """The arg-max among the tokens that can be part of a text: what `generate` would write."""
+    """The arg-max over the tokens that `generate` can predict."""
     return (
         logits.detach().index_fill(-1, torch.tensor(never_written(config), device=logits.device), -torch.inf).argmax(-1)
     )
 
 
 def check_student(config: DeqNarConfig) -> None:
-    """The teacher reads token sequences, which is what a canvas must hold."""
+    """Check that the canvas of the student is a token sequence, which the teacher needs."""
     if LENGTH_MODELS[config.length].has_own_alignment:
         raise ValueError(
-            "Learning from an energy needs config.length = 'predict', but this is a CTC model: the teacher reads "
-            "tokens, and a CTC canvas is a path with blanks and repetitions; start from a model that predicts lengths."
+            "Energy training needs config.length = 'predict', but this is a CTC model, whose canvas is a path with "
+            "blanks and repetitions; start from a model that predicts lengths."
         )
 
 
@@ -228,8 +227,8 @@ def check_student(config: DeqNarConfig) -> None:
 def reader_of(teacher: Any, input_ids: Tensor, attention_mask: Tensor) -> Reader:
     """An encoder-decoder model of Hugging Face, bound to a batch of sources, which are encoded once.
 
-    It is fed embeddings: Σ_v y_t(v)·e_v for a distribution y_t, behind that of its own start token. While it reads it
-    is in evaluation mode and its weights want no gradient; then everything is as it was.
+    Decoder inputs are embeddings: that of the start token, then Σ_v y_t(v)·e_v for distributions y_t. During a call the
+    teacher is in evaluation mode and its weights need no gradient; both are restored afterwards.
     """
     check_width(teacher, input_ids.shape[1], "the teacher")
     attention_mask = attention_mask.long()
@@ -255,9 +254,9 @@ def reader_of(teacher: Any, input_ids: Tensor, attention_mask: Tensor) -> Reader
 
 
 def decoder_embedding(teacher: Any) -> nn.Module:
-    """The module that embeds the tokens of a decoder, with whatever scaling is inside it.
+    """The token embedding of a decoder, including any scaling inside the module.
 
-    Bart, M2M100 and their kin scale in this module; Marian scales after it, whoever made the embeddings; T5 does not.
+    Bart, M2M100 and similar models scale in this module; Marian scales after it, in the decoder; T5 does not scale.
     """
     decoder = teacher.get_decoder()
     return (decoder if hasattr(decoder, "get_input_embeddings") else teacher).get_input_embeddings()
@@ -269,14 +268,14 @@ def embed(embedding: Any, sequence: Tensor) -> Tensor:
         return embedding(sequence)
     if type(embedding) is nn.Embedding:
         table = embedding.weight
-    else:  # it does more than look up
+    else:  # a subclass that also scales
         table = embedding(torch.arange(embedding.num_embeddings, device=sequence.device))
     return sequence.to(table.dtype) @ table
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode and without gradients to the weights, for a while."""
+    """Context manager: evaluation mode, and no gradients of the weights."""
     modes = [(module, module.training) for module in model.modules()]
     flags = [(weight, weight.requires_grad) for weight in model.parameters()]
     model.eval()
@@ -291,15 +290,17 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 def check_teacher(teacher: Any, vocabulary: int) -> None:
-    """Refuse a teacher that cannot be fed soft tokens; whether it is fed rightly is tried on real ones."""
+    """Raise ValueError for a teacher without support of soft tokens; compares one-hot inputs with tokens."""
     kind = type(teacher).__name__
-    takes = inspect.signature(teacher.forward).parameters
-    if getattr(teacher.config, "is_encoder_decoder", False) and "decoder_inputs_embeds" not in takes:
-        raise ValueError(f"The teacher, a {kind}, takes no decoder_inputs_embeds, so it cannot read soft tokens.")
+    accepted = inspect.signature(teacher.forward).parameters
+    if getattr(teacher.config, "is_encoder_decoder", False) and "decoder_inputs_embeds" not in accepted:
+        raise ValueError(
+            f"The teacher, a {kind}, does not accept decoder_inputs_embeds, so it does not support soft tokens."
+        )
     check_scorer(teacher, vocabulary, "The teacher")
     device = next(teacher.parameters()).device
-    tokens = torch.linspace(0, vocabulary - 1, TRIED_TOKENS + 2, device=device).long()[1:-1]
-    tokens = tokens[tokens != teacher.config.pad_token_id][None]  # padding in a text is nobody's case
+    tokens = torch.linspace(0, vocabulary - 1, TEST_TOKENS + 2, device=device).long()[1:-1]
+    tokens = tokens[tokens != teacher.config.pad_token_id][None]  # texts contain no padding
     start = torch.full_like(tokens[:, :1], teacher.config.decoder_start_token_id)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     with torch.no_grad(), frozen(teacher):
@@ -314,10 +315,10 @@ def check_teacher(teacher: Any, vocabulary: int) -> None:
         one_hot = nn.functional.one_hot(tokens, vocabulary).to(expected.dtype)
         found = reader_of(teacher, tokens, mask)(one_hot, mask)
     if not expected.isfinite().all():
-        raise ValueError(f"The teacher, a {kind}, gives some tokens no probability at all, so energies are infinite.")
+        raise ValueError(f"The teacher, a {kind}, assigns zero probability to some tokens, so energies are infinite.")
     difference = (found - expected).abs().max() / expected.abs().max()
     if difference > TOLERANCE:
         raise ValueError(
-            f"The teacher, a {kind}, does not say the same when it is fed embeddings instead of the tokens themselves "
-            f"(log-probabilities differ by {float(difference):.1%}), so soft tokens would mislead it; use another."
+            f"The teacher, a {kind}, computes different log-probabilities from embeddings than from tokens "
+            f"(by {float(difference):.1%}), so it does not support soft tokens; use another teacher."
         )

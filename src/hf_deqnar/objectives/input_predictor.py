@@ -55,7 +55,7 @@ def fit_input_predictor(
     Reference: MPLE paper, appendix E.6.
 
     Args:
-        steps: most iterations of L-BFGS.
+        steps: maximum number of iterations of L-BFGS.
         seed: of the sampled inputs.
     """
     check_objective(objective, model.config)
@@ -135,13 +135,13 @@ def negative_log_probability(
 
 
 def check_vanilla(config: DeqNarConfig, vanilla: DeqNarConfig) -> None:
-    """Refuse a model of P(t_i | X) with another vocabulary or another canvas."""
+    """Raise ValueError for a model of P(t_i | X) with another vocabulary or canvas."""
     for field in ("vocab_size", "mask_token_id", "blank_token_id", "pad_token_id", "length", "ctc_upsampling"):
-        ours, theirs = getattr(config, field), getattr(vanilla, field)
-        if ours != theirs and (field != "ctc_upsampling" or config.max_source_length != vanilla.max_source_length):
+        expected, actual = getattr(config, field), getattr(vanilla, field)
+        if actual != expected and (field != "ctc_upsampling" or config.max_source_length != vanilla.max_source_length):
             raise ValueError(
-                f"The vanilla model has {field}={theirs} but the model has {ours}; train it with the same tokenizer "
-                "and kind of length."
+                f"The vanilla model has {field}={actual} but the model has {expected}; train it with the same "
+                "tokenizer and kind of length."
             )
 
 

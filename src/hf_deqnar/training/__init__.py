@@ -1,1 +1,1 @@
-"""Training: arguments, trainers, batches, averaging, and a whole run."""
+"""Training: arguments, trainers, batches, averaging, and runs."""

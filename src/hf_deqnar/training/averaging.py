@@ -1,4 +1,4 @@
-"""The weights of the best evaluations, and their average."""
+"""Weights of the best evaluations, and their average."""
 
 import os
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ def best_steps(history: Iterable[dict], metric: str, count: int, greater_is_bett
 
 
 def save_weights(model: PreTrainedModel, path: Path) -> None:
-    """Write the weights, each tied one once; a file is whole or not there."""
+    """Write the weights atomically; tied weights are written once."""
     tied = set(model._tied_weights_keys or {}) if model.config.tie_word_embeddings else set()
     weights = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def save_weights(model: PreTrainedModel, path: Path) -> None:
 
 
 def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
-    """Put weights into a model; only tied ones may be missing."""
+    """Load weights into a model; only tied ones may be missing."""
     missing, unexpected = model.load_state_dict(weights, strict=False)
     wrong = sorted(set(missing) - set(model._tied_weights_keys or {})) + sorted(unexpected)
     if wrong:
@@ -35,7 +35,7 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
 
 
 def average_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of several files of weights, taken in float64; whole numbers are those of the first file."""
+    """The mean of several files of weights, computed in float64; integer tensors are copied from the first file."""
     first = load_file(paths[0])
     sums = {name: value.double() for name, value in first.items() if value.is_floating_point()}
     for path in paths[1:]:
@@ -45,9 +45,9 @@ def average_weights(paths: list[Path]) -> dict[str, Tensor]:
     return {name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value for name, value in first.items()}
 
 
-def remove_all_but(folder: Path, kept: Iterable[Path]) -> None:
-    """Delete the weights in a folder that are not among the kept ones."""
-    kept = {path.resolve() for path in kept}
+def remove_all_but(folder: Path, retained: Iterable[Path]) -> None:
+    """Delete the weights in a folder except for the given files."""
+    retained = {path.resolve() for path in retained}
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.unfinished")]:
-        if path.resolve() not in kept:
+        if path.resolve() not in retained:
             path.unlink()

@@ -1,4 +1,4 @@
-"""A whole run of ENGINE, and its grid of operators; `hf-deqnar energy` and `scripts/train_energy.py` call them."""
+"""An ENGINE training run and the grid of operators, for `hf-deqnar energy` and `scripts/train_energy.py`."""
 
 import copy
 import itertools
@@ -53,54 +53,52 @@ RESUME_SETTINGS = f"decoder_input_operator target_operator temperature forbid_ea
 FIGURES = ("discrete_energy", "energy", "reference_length_bleu", "bleu", "chrf", "length_ratio")
 
 
-# What the grid sets itself, so that a user's choice of it would be ignored, and why.
+# Options without effect on the grid, and the reason.
 SET_BY_THE_GRID = {
     "max_steps": "every pair is trained for grid_steps updates",
     "num_train_epochs": "every pair is trained for grid_steps updates",
     "decoder_input_operator": "every pair of operators is trained",
     "target_operator": "every pair of operators is trained",
-    "eval_strategy": "every pair is measured once, at its end",
-    "early_stopping_patience": "every pair is measured once, at its end",
-    "save_strategy": "only figures are kept",
+    "eval_strategy": "every pair is evaluated once, after training",
+    "early_stopping_patience": "every pair is evaluated once, after training",
+    "save_strategy": "only metrics are saved",
 }
 
 
 @dataclass
 class EnergyArguments:
-    """Who learns from whom."""
+    """Student, teacher, and the operator grid."""
 
     student: str = field(
-        metadata={
-            "help": "Directory or hub id of a model that was trained with cmlm or glat; or bilstm, see pair_steps."
-        }
+        metadata={"help": "Directory or hub id of a model trained with cmlm or glat; or bilstm, see pair_steps."}
     )
-    teacher: str = field(metadata={"help": "Any seq2seq model with the student's vocabulary; or lstm, see pair_steps."})
+    teacher: str = field(
+        metadata={"help": "A seq2seq model with the vocabulary of the student; or lstm, see pair_steps."}
+    )
     pair_steps: int = field(
         default=2000,
-        metadata={
-            "help": "Updates of the paper's recurrent pair, --student bilstm --teacher lstm, which is made first."
-        },
+        metadata={"help": "Updates of the recurrent models, which --student bilstm --teacher lstm trains first."},
     )
-    pair_size: str = field(default="tiny", metadata={"help": f"Its size: {', '.join(SIZES)}."})
-    pair_vocab_size: int = field(default=4000, metadata={"help": "Tokens of its tokenizer."})
-    pair_learning_rate: float = field(default=2e-3, metadata={"help": "Its learning rate, after a tenth of warm-up."})
-    operator_grid: bool = field(
-        default=False, metadata={"help": "Train every pair of operators for a while and compare them instead."}
+    pair_size: str = field(default="tiny", metadata={"help": f"Size of the recurrent models: {', '.join(SIZES)}."})
+    pair_vocab_size: int = field(default=4000, metadata={"help": "Vocabulary size of the recurrent models."})
+    pair_learning_rate: float = field(
+        default=2e-3, metadata={"help": "Learning rate of the recurrent models, with a tenth of warm-up."}
     )
+    operator_grid: bool = field(default=False, metadata={"help": "Train and compare all pairs of operators."})
     grid_steps: int = field(default=100, metadata={"help": "Updates of every pair of the grid."})
-    json: str | None = field(default=None, metadata={"help": "Also write the figures into this file."})
+    json: str | None = field(default=None, metadata={"help": "Also write the metrics to this file."})
 
     def __post_init__(self) -> None:
         for name in ("grid_steps", "pair_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if (self.student == "bilstm") != (self.teacher == "lstm"):
-            raise ValueError("The recurrent pair is made together: --student bilstm --teacher lstm.")
+            raise ValueError("The recurrent models are trained together: use --student bilstm --teacher lstm.")
         check_writable(None if self.json is None else Path(self.json))
 
 
 def check_effects(names: EnergyArguments, arguments: EnergyTrainingArguments) -> None:
-    """Refuse what a run as it was asked for would ignore."""
+    """Raise ValueError for options without effect."""
     for entry in fields(names):
         value = getattr(names, entry.name)
         needed = None
@@ -111,15 +109,13 @@ def check_effects(names: EnergyArguments, arguments: EnergyTrainingArguments) ->
         if needed is not None and value != entry.default:
             raise ValueError(f"{entry.name}={value} has no effect without {needed}.")
     if names.student == "bilstm" and arguments.optimizer is not None:
-        raise ValueError(
-            f"optimizer={arguments.optimizer} is for layers made of matrices, not for LSTMs; leave it unset."
-        )
+        raise ValueError(f"optimizer={arguments.optimizer} does not support LSTMs; leave it unset.")
     if names.operator_grid:
         check_grid(arguments)
 
 
 def check_grid(arguments: EnergyTrainingArguments) -> None:
-    """Refuse what the grid would ignore."""
+    """Raise ValueError for options without effect on the grid."""
     for entry in fields(arguments):
         value = getattr(arguments, entry.name)
         if entry.name in SET_BY_THE_GRID and value != entry.default:
@@ -128,12 +124,12 @@ def check_grid(arguments: EnergyTrainingArguments) -> None:
                 f"{entry.name}={value} has no effect on the operator grid: {SET_BY_THE_GRID[entry.name]}. Leave it out."
             )
     if arguments.world_size > 1:
-        raise ValueError(f"The grid is trained by one process, not by {arguments.world_size}.")
+        raise ValueError(f"The operator grid runs in one process, not in {arguments.world_size}.")
 
 
 @dataclass
 class Setting:
-    """A student, its teacher, and the texts of both as tokens."""
+    """A student, its teacher, and the tokenized corpora."""
 
     student: DeqNarForConditionalGeneration
     teacher: PreTrainedModel
@@ -154,7 +150,7 @@ class Setting:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on must find unchanged, besides its arguments."""
+        """Settings besides the arguments that must be identical when resuming."""
         models = {"config": self.student, "teacher_config": self.teacher}
         configs = {name: beyond_defaults(model.config) for name, model in models.items()}
         texts = {"data": self.train.fingerprint, "validation": fingerprint_of(map(str, self.validation["references"]))}
@@ -169,9 +165,9 @@ class Setting:
 def make_recurrent_pair(
     names: EnergyArguments, data: CorpusArguments, arguments: EnergyTrainingArguments
 ) -> EnergyArguments:
-    """The pair of ENGINE's first table, from texts: an LSTM teacher, and a BiLSTM trained with cross-entropy.
+    """Train the models of ENGINE's table 1: an LSTM teacher, and a BiLSTM with cross-entropy.
 
-    Both are runs of their own inside the output folder, which go on where they were; returns their names.
+    Both are separate runs in the output folder, which are resumed if interrupted; returns their names.
     """
     output = Path(arguments.output_dir)
     shared = {"max_steps": names.pair_steps, "learning_rate": names.pair_learning_rate, "warmup_steps": 0.1}
@@ -201,26 +197,26 @@ def set_up(
     data: CorpusArguments,
     arguments: EnergyTrainingArguments,
 ) -> Setting:
-    """Check that student and teacher belong together, and make tokens of the texts."""
+    """Check that student and teacher are compatible, and tokenize the texts."""
     if data.validation_data is None:
-        raise ValueError("Give --validation_data: the energy on it decides which weights are kept.")
-    (model, tokenizer), (judge, its_tokenizer) = student, teacher
+        raise ValueError("Give --validation_data: the energy on it selects the final weights.")
+    (model, tokenizer), (teacher_model, teacher_tokenizer) = student, teacher
     if not isinstance(model, DeqNarForConditionalGeneration):
         raise ValueError(f"{names.student} is a {model.config.model_type} model; the student must be a deqnar model.")
     check_student(model.config)
-    check_same_tokens(tokenizer, its_tokenizer, names.teacher)
-    check_teacher(judge, model.config.vocab_size)
-    longest = getattr(judge.config, "max_position_embeddings", None)
+    check_same_tokens(tokenizer, teacher_tokenizer, names.teacher)
+    check_teacher(teacher_model, model.config.vocab_size)
+    longest = getattr(teacher_model.config, "max_position_embeddings", None)
     if longest is not None and data.max_length > longest:
-        raise ValueError(f"max_length={data.max_length}, but the teacher takes {longest} tokens; lower it.")
+        raise ValueError(f"max_length={data.max_length}, but the teacher supports {longest} tokens; lower it.")
     pairs = read_corpus(data)
     with arguments.main_process_first(desc="tokenizing"):
         train = tokenize(pairs, tokenizer, model.config, data)
-    return Setting(model, judge, tokenizer, train, validation_set(data, tokenizer), names)
+    return Setting(model, teacher_model, tokenizer, train, validation_set(data, tokenizer), names)
 
 
 def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[str, dict[str, float]]:
-    """Train the student and save it; figures of the student as it was given, and of the result."""
+    """Train the student and save it; returns metrics of the initial student and of the result."""
     log = prepare(arguments)
     log(f"{setting.train.describe()}.")
     with locked_output(arguments):
@@ -241,7 +237,7 @@ def train_energy(setting: Setting, arguments: EnergyTrainingArguments) -> dict[s
 def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[str, Any]:
     """Every pair of operators, each trained for `grid_steps` updates from the same student (ENGINE table 2).
 
-    Figures are kept in the folder as soon as a pair is done; a pair that was cut off is trained again.
+    Metrics are written to the folder after each pair; an interrupted pair is trained again.
     """
     check_grid(arguments)
     log = prepare(arguments)
@@ -263,11 +259,11 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
         if grid["student"] is None:
             grid["student"] = measure(setting.trainer(arguments, copy.deepcopy(setting.student)), "given")
             write_json(output / GRID, grid)
-        for fed, compared in itertools.product(OPERATORS, OPERATORS):
-            name = f"{fed} {compared}"
+        for decoder_input, target in itertools.product(OPERATORS, OPERATORS):
+            name = f"{decoder_input} {target}"
             if name in grid["cells"]:
                 continue
-            operators = {"decoder_input_operator": fed, "target_operator": compared}
+            operators = {"decoder_input_operator": decoder_input, "target_operator": target}
             trainer = setting.trainer(replace(arguments, **operators), copy.deepcopy(setting.student))
             trainer.train()
             grid["cells"][name] = found = measure(trainer, "cell")
@@ -277,7 +273,7 @@ def operator_grid(setting: Setting, arguments: EnergyTrainingArguments) -> dict[
 
 
 def measure(trainer: EnergyTrainer, name: str) -> dict[str, float]:
-    """Energies and BLEU on the validation set, the latter for the reference's lengths and for predicted ones."""
+    """Energies and BLEU on the validation set, the latter with reference lengths and with predicted ones."""
     figures = trainer.evaluate(metric_key_prefix=name)
     found = {key.removeprefix(f"{name}_"): value for key, value in figures.items()}
     found["reference_length_bleu"] = reference_length_bleu(
@@ -290,7 +286,7 @@ def measure(trainer: EnergyTrainer, name: str) -> dict[str, float]:
 def reference_length_bleu(
     model: DeqNarForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, dataset: Any, device: torch.device
 ) -> float:
-    """BLEU of what the student writes when it is told the reference's length, as in ENGINE's tables 2 and 5."""
+    """BLEU of the student with the reference lengths given, as in ENGINE's tables 2 and 5."""
     training = model.training
     model.eval()
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`EnergyTrainer`: learns from an autoregressive teacher's energy instead of its outputs (ENGINE, Tu et al. 2020)."""
+"""`EnergyTrainer`: training with the energy of an autoregressive teacher (ENGINE, Tu et al. 2020)."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from .base_trainer import TranslationTrainer
 
 @dataclass
 class EnergyTrainingArguments(TranslationTrainingArguments):
-    """`TranslationTrainingArguments` with what ENGINE trained with.
+    """`TranslationTrainingArguments` with the defaults of ENGINE.
 
     Adam with a constant learning rate, batches of 1024 tokens, 30 epochs; after every epoch the energy on the
     validation set is measured, and the weights with the lowest are the result. The paper tunes the learning rate among
@@ -27,34 +27,38 @@ class EnergyTrainingArguments(TranslationTrainingArguments):
     """
 
     decoder_input_operator: str = field(
-        default="SX", metadata={"help": f"O1, what the teacher is fed of the logits: {', '.join(OPERATORS)}."}
+        default="SX", metadata={"help": f"O1, operator of the decoder inputs of the teacher: {', '.join(OPERATORS)}."}
     )
     target_operator: str = field(
-        default="ST", metadata={"help": "O2, what the teacher's answer is compared with; one of the same."}
+        default="ST", metadata={"help": "O2, operator of the target distribution; same choices."}
     )
-    temperature: float = field(default=1.0, metadata={"help": "Of the softmax in all operators but STL."})
+    temperature: float = field(default=1.0, metadata={"help": "Temperature of the softmax in all operators but STL."})
     forbid_early_end: bool = field(
         default=True,
-        metadata={"help": "Take </s> before the last position for the unlikeliest token; teachers do not know better."},
+        metadata={"help": "Give </s> the lowest probability before the last position."},
     )
     max_nfe: int | None = field(
-        default=None, metadata={"help": "Most evaluations of a solve while training; the model's own if unset."}
+        default=None, metadata={"help": "Maximum number of evaluations of a solve in training. Default: the model's."}
     )
     max_tokens: int = field(
-        default=1024, metadata={"help": "Most rows × longest side of a batch, over all processes together."}
+        default=1024, metadata={"help": "Maximum of rows × longest side of a batch, over all processes."}
     )
     num_train_epochs: float = field(default=30.0, metadata={"help": "Passes over the training data."})
     learning_rate: float = field(default=1e-5, metadata={"help": "Learning rate; the paper tunes it, 5e-4 to 1e-6."})
-    lr_scheduler_type: str = field(default="constant", metadata={"help": "How the learning rate changes."})
-    warmup_steps: float = field(default=0, metadata={"help": "Updates with a rising learning rate; below 1: share."})
-    adam_beta2: float = field(default=0.999, metadata={"help": "Adam's memory of squared gradients."})
-    label_smoothing_factor: float = field(default=0.0, metadata={"help": "An energy has no labels to smooth."})
+    lr_scheduler_type: str = field(default="constant", metadata={"help": "Learning-rate schedule."})
+    warmup_steps: float = field(
+        default=0, metadata={"help": "Warm-up updates; a value below 1 is a share of all updates."}
+    )
+    adam_beta2: float = field(default=0.999, metadata={"help": "Adam's β₂."})
+    label_smoothing_factor: float = field(default=0.0, metadata={"help": "Not supported: an energy has no labels."})
     eval_strategy: str = field(default="epoch", metadata={"help": "When to validate: no, steps or epoch."})
     save_strategy: str = field(default="epoch", metadata={"help": "When to write a checkpoint: no, steps or epoch."})
     average_best: int = field(
-        default=1, metadata={"help": "The result is the average of so many best evaluations; 0 keeps the last weights."}
+        default=1, metadata={"help": "Number of best checkpoints to average; 0 uses the last weights."}
     )
-    metric_for_best_model: str = field(default="discrete_energy", metadata={"help": "What decides which is best."})
+    metric_for_best_model: str = field(
+        default="discrete_energy", metadata={"help": "Metric that selects the best checkpoint."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,19 +68,19 @@ class EnergyTrainingArguments(TranslationTrainingArguments):
             raise ValueError(f"label_smoothing_factor={self.label_smoothing_factor} has no effect on an energy.")
 
     def objective(self) -> EnergyObjective:
-        """What the operators and the temperature make of a student's logits."""
+        """The objective with these operators and temperature."""
         operators = (self.decoder_input_operator, self.target_operator)
         return EnergyObjective(*operators, self.temperature, self.forbid_early_end)
 
 
 class EnergyTrainer(TranslationTrainer):
-    """Trains a `DeqNarForConditionalGeneration` to write what a frozen teacher finds likely.
+    """Trains a `DeqNarForConditionalGeneration` to minimise the energy of a frozen teacher.
 
-    The student should know something already: start from one that was trained with cmlm or glat. The canvas is fully
-    masked and as long as the reference, of which nothing else is used.
+    The student must be pretrained, with cmlm or glat. The canvas is fully masked and as long as the reference; nothing
+    else of the reference is used.
 
-    The teacher is an encoder-decoder model of Hugging Face with the student's vocabulary. It is moved to the student's
-    device; otherwise it is left as it was.
+    The teacher is an encoder-decoder model of Hugging Face with the vocabulary of the student. It is moved to the
+    device of the student and not changed otherwise.
 
     >>> trainer = EnergyTrainer(student, arguments, teacher=teacher, train_dataset=pairs, processing_class=tokenizer)
     ... # doctest: +SKIP
@@ -88,7 +92,7 @@ class EnergyTrainer(TranslationTrainer):
         check_student(model.config)
         check_teacher(teacher, model.config.vocab_size)
         if model.config.latent != "none":
-            args.ddp_find_unused_parameters = True  # the posterior of the latents has no part in an energy
+            args.ddp_find_unused_parameters = True  # an energy does not use the posterior of the latent variables
         super().__init__(model, args, **options)
         self.teacher = teacher.to(args.device)
         self.objective = args.objective()

@@ -18,7 +18,7 @@ def load_hf_argument_parser() -> type[argparse.ArgumentParser]:
     """`transformers.HfArgumentParser`, without running the `__init__` of transformers.
 
     Importing transformers takes about a second, which `--help` should not. The module that defines the parser imports
-    nothing else of transformers, so it is executed alone.
+    nothing else of transformers, so only that file is executed.
     """
     package = None if "transformers" in sys.modules else find_spec("transformers")
     if package is None or not package.submodule_search_locations:
@@ -109,7 +109,7 @@ def parse_arguments(
     >>> from dataclasses import dataclass, field
     >>> @dataclass
     ... class Options:
-    ...     max_nfe: int = field(default=20, metadata={"help": "Most evaluations of a solve."})
+    ...     max_nfe: int = field(default=20, metadata={"help": "Maximum number of evaluations of a solve."})
     >>> parse_arguments([Options], ["--max_nfe", "4"])
     (Options(max_nfe=4),)
     """
@@ -140,12 +140,12 @@ def read_flags(path: Path, parser: argparse.ArgumentParser) -> list[str]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} must hold name: value entries.")
+        raise ValueError(f"{path} must consist of name: value entries.")
     return as_flags(settings, parser, str(path))
 
 
 def as_flags(settings: dict[str, Any], parser: argparse.ArgumentParser, origin: str) -> list[str]:
-    """Settings by name as flags; the error for an unknown name says where it was found."""
+    """Settings by name as flags; the error for an unknown name includes its origin."""
     known = {action.dest for action in parser._actions}
     flags = []
     for name, value in settings.items():

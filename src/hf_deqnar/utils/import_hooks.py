@@ -43,7 +43,7 @@ HOOKS = ImportHooks()
 def after_import(module: str, hook: Callable[[], None]) -> None:
     """Call `hook` as soon as `module` is imported: now, if it already is.
 
-    Used to register classes with a package that takes seconds to import, at no cost for those who do not use it.
+    Used to register classes with a package that takes seconds to import, at no cost if it is not used.
 
     >>> after_import("json", lambda: print("json is imported"))
     json is imported

@@ -8,7 +8,7 @@ from ...conftest import small_config
 @pytest.mark.parametrize(
     ("name", "width", "heads"), [("tiny", 128, 4), ("small", 256, 4), ("base", 512, 8), ("big", 1024, 16)]
 )
-def test_presets_have_the_promised_sizes(name, width, heads):
+def test_presets_have_the_documented_sizes(name, width, heads):
     config = DeqNarConfig.preset(name)
     assert (config.d_model, config.encoder_attention_heads, config.decoder_attention_heads) == (width, heads, heads)
     assert config.encoder_ffn_dim == config.decoder_ffn_dim == 4 * width
@@ -19,13 +19,13 @@ def test_a_preset_can_be_overridden():
     assert (config.d_model, config.refinement) == (64, "mixed")
 
 
-def test_names_of_other_models_work_too():
+def test_attribute_names_of_transformers_are_supported():
     config = DeqNarConfig.preset("tiny")
     assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (128, 4, 4)
 
 
 @pytest.mark.parametrize(("length", "copied"), [("ctc", True), ("predict", False)])
-def test_the_source_is_copied_where_the_canvas_would_be_blank_without_it(length, copied):
+def test_source_is_copied_if_canvas_positions_would_be_equal(length, copied):
     assert small_config(length=length).copies_source is copied
 
 
@@ -56,19 +56,19 @@ def test_the_source_is_copied_where_the_canvas_would_be_blank_without_it(length,
         ({"length": "ctc", "max_position_embeddings": 3}, ["ctc_upsampling=2", "max_position_embeddings=3"]),
     ],
 )
-def test_an_impossible_configuration_is_refused_by_name(fields, named):
+def test_invalid_configuration_is_refused_with_the_field_name(fields, named):
     with pytest.raises(ValueError, match=r".") as caught:
         small_config(**fields)
     for words in named:
         assert words in str(caught.value)
 
 
-def test_an_unknown_preset_lists_the_known_ones():
+def test_unknown_preset_is_reported_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'huge'.*tiny, small, base, big"):
         DeqNarConfig.preset("huge")
 
 
-def test_a_configuration_broken_later_cannot_be_saved(tmp_path):
+def test_configuration_changed_to_an_invalid_one_cannot_be_saved(tmp_path):
     config = small_config()
     config.solver = "newton"
     with pytest.raises(Exception, match="solver='newton'"):

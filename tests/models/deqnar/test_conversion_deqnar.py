@@ -24,7 +24,9 @@ def teacher_of(kind: str, tokenizer) -> torch.nn.Module:
     classes = {"marian": (MarianConfig, MarianMTModel), "bart": (BartConfig, BartForConditionalGeneration)}
     config_class, model_class = classes[kind]
     model = model_class(config_class(vocab_size=len(tokenizer), activation_function="relu", **SIZES)).double().eval()
-    with torch.no_grad():  # biases and norms are trivial at first, and a test would not see them mixed up
+    with (
+        torch.no_grad()
+    ):  # biases and norms are initialised to constants, so a test would not detect that they are exchanged
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.05 * torch.randn_like(parameter))
@@ -36,29 +38,29 @@ def teacher(request, tokenizer):
     return teacher_of(request.param, tokenizer)
 
 
-def test_a_students_encoder_computes_what_the_teachers_does(teacher, tokenizer):
+def test_student_encoder_equals_teacher_encoder(teacher, tokenizer):
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, length="ctc")
     tokens = padded(random_sentences(4))
     mask = tokens != PAD
     with torch.no_grad():
-        mine = student.get_encoder()(tokens).last_hidden_state
-        theirs = teacher.get_encoder()(tokens, attention_mask=mask.long()).last_hidden_state
-    torch.testing.assert_close(mine[mask], theirs[mask], **NEARLY)
+        actual = student.get_encoder()(tokens).last_hidden_state
+        expected = teacher.get_encoder()(tokens, attention_mask=mask.long()).last_hidden_state
+    torch.testing.assert_close(actual[mask], expected[mask], **NEARLY)
 
 
-def test_a_students_whole_decoder_is_the_teachers_without_its_causal_mask(teacher, tokenizer):
-    """On one position there is nothing to mask: the two must agree in their logits."""
+def test_student_decoder_equals_teacher_without_causal_mask(teacher, tokenizer):
+    """With one position there is nothing to mask, so both must have the same logits."""
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement="stacked")
     tokens = padded(random_sentences(4))
     canvas = torch.full((4, 1), student.config.mask_token_id)
     with torch.no_grad():
-        mine = student(input_ids=tokens, decoder_input_ids=canvas).logits
+        actual = student(input_ids=tokens, decoder_input_ids=canvas).logits
         mask = (tokens != PAD).long()
-        theirs = teacher(input_ids=tokens, attention_mask=mask, decoder_input_ids=canvas).logits
-    torch.testing.assert_close(mine, theirs - teacher.final_logits_bias, **NEARLY)
+        expected = teacher(input_ids=tokens, attention_mask=mask, decoder_input_ids=canvas).logits
+    torch.testing.assert_close(actual, expected - teacher.final_logits_bias, **NEARLY)
 
 
-def test_a_wider_student_begins_where_a_plain_one_does_and_can_learn_more(teacher, tokenizer):
+def test_widened_feed_forward_computes_the_same_and_is_trainable(teacher, tokenizer):
     students = [
         DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, decoder_ffn_dim=width, encoder_ffn_dim=64)
         for width in (48, 200)
@@ -73,7 +75,7 @@ def test_a_wider_student_begins_where_a_plain_one_does_and_can_learn_more(teache
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "mixed", "explicit"])
-def test_a_student_of_any_kind_generates_and_survives_saving(teacher, tokenizer, refinement, tmp_path):
+def test_students_of_every_kind_generate_and_can_be_saved(teacher, tokenizer, refinement, tmp_path):
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement=refinement)
     expected = 3 if refinement == "explicit" else 1
     assert len(student.model.transition.layers) == expected
@@ -123,7 +125,7 @@ def test_t5_directory_is_refused_before_its_weights_are_read(tokenizer, tmp_path
         DeqNarForConditionalGeneration.from_teacher(tmp_path)
 
 
-def test_a_student_gives_a_teacher_back_what_it_was_given(tokenizer):
+def test_teacher_to_student_to_teacher_round_trip(tokenizer):
     teacher = teacher_of("marian", tokenizer)
     student = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, refinement="stacked")
     found, expected = weights_for_teacher(student, teacher.config), teacher.state_dict()
@@ -144,7 +146,7 @@ def test_a_student_gives_a_teacher_back_what_it_was_given(tokenizer):
         ("tie_word_embeddings", False),
     ],
 )
-def test_a_student_whose_layers_are_not_marians_is_refused(field, value):
+def test_student_with_layers_other_than_marians_is_refused(field, value):
     with pytest.raises(
         ValueError, match=f"A teacher can start from a student with {field}=.*, but this one has {value}"
     ):
@@ -153,40 +155,40 @@ def test_a_student_whose_layers_are_not_marians_is_refused(field, value):
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
 @pytest.mark.parametrize("options", [{"length": "predict"}, {"length": "ctc", "latent": "vae", "layer_norm": "pre"}])
-def test_one_evaluation_of_a_model_from_a_backbone_is_the_backbone(refinement, options):
+def test_one_evaluation_of_a_model_from_a_backbone_equals_the_backbone(refinement, options):
     backbone = small_model(refinement="stacked", **options)
     model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement)
     assert model.config.refinement == refinement
     tokens = padded(random_sentences(4))
     with torch.no_grad():
-        mine, theirs = model(input_ids=tokens, max_nfe=1), backbone(input_ids=tokens)
-        assert torch.equal(mine.logits[mine.canvas_mask], theirs.logits[theirs.canvas_mask])
-        settled = model(input_ids=tokens)
-    assert settled.nfe.min() > 1
-    assert not torch.equal(settled.logits, theirs.logits)
+        actual, expected = model(input_ids=tokens, max_nfe=1), backbone(input_ids=tokens)
+        assert torch.equal(actual.logits[actual.canvas_mask], expected.logits[expected.canvas_mask])
+        solved = model(input_ids=tokens)
+    assert solved.nfe.min() > 1
+    assert not torch.equal(solved.logits, expected.logits)
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
-def test_with_learned_feedback_a_backbone_is_where_its_own_equilibrium_begins(refinement):
+def test_model_with_new_learned_feedback_converges_to_the_output_of_the_backbone(refinement):
     backbone = small_model(refinement="stacked", length="ctc")
     model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement, feedback="learned")
     tokens, labels = padded(random_sentences(4)), torch.randint(6, 40, (4, 3))
-    settled, theirs = model(input_ids=tokens, labels=labels), backbone(input_ids=tokens)
-    torch.testing.assert_close(settled.logits[settled.canvas_mask], theirs.logits[theirs.canvas_mask])
-    assert settled.converged.all()
-    assert (settled.nfe <= 3).all()
-    settled.loss.backward()
-    assert model.model.transition.feedback.weight.grad.abs().max() > 0  # a matrix of zeros, but not a dead one
+    solved, expected = model(input_ids=tokens, labels=labels), backbone(input_ids=tokens)
+    torch.testing.assert_close(solved.logits[solved.canvas_mask], expected.logits[expected.canvas_mask])
+    assert solved.converged.all()
+    assert (solved.nfe <= 3).all()
+    solved.loss.backward()
+    assert model.model.transition.feedback.weight.grad.abs().max() > 0  # a matrix of zeros that has a gradient
 
 
-def test_a_backbone_may_be_saved_and_normed_and_must_be_one(tmp_path):
+def test_backbone_may_be_a_folder_or_weight_normed_and_must_be_stacked(tmp_path):
     backbone = small_model(torch.float32, refinement="stacked", weight_norm="weight")
     model = DeqNarForConditionalGeneration.from_backbone(backbone)
     model.save_pretrained(tmp_path)
     tokens = padded(random_sentences(2))
     loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
-    mine, theirs = loaded(input_ids=tokens, max_nfe=1), backbone(input_ids=tokens)
-    assert torch.equal(mine.logits[mine.canvas_mask], theirs.logits[theirs.canvas_mask])
+    actual, expected = loaded(input_ids=tokens, max_nfe=1), backbone(input_ids=tokens)
+    assert torch.equal(actual.logits[actual.canvas_mask], expected.logits[expected.canvas_mask])
     with pytest.raises(ValueError, match="A backbone has refinement='stacked', but this model 'implicit'"):
         DeqNarForConditionalGeneration.from_backbone(model)
     with pytest.raises(ValueError, match="weight_norm='none', but the backbone has 'weight'"):

@@ -12,14 +12,14 @@ from hf_deqnar.models.deqnar.ctc import (
     needed_canvas,
     prefix_beam_of_sentence,
     prefix_beam_search,
-    prefix_beams_in_turn,
+    prefix_beams_by_sentence,
     viterbi_path,
 )
 from hf_deqnar.objectives.matching import aligned_target, edit_distance, matched_target
 
 
 def by_definition(path: tuple[int, ...], blank: int) -> list[int]:
-    """Merge repetitions, then drop blanks: the definition, written out."""
+    """Merge repetitions, then remove blanks, by definition."""
     return [token for token, _ in itertools.groupby(path) if token != blank]
 
 
@@ -38,7 +38,7 @@ def test_ctc_sums_over_all_paths(target):
     torch.testing.assert_close(loss[0].double(), -total.log(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_target_that_does_not_fit_costs_nothing_and_says_so():
+def test_target_that_does_not_fit_has_zero_loss_and_is_marked():
     logits = torch.randn(2, 3, 5, requires_grad=True)
     targets = torch.tensor([[1, 1, 1], [1, 2, -100]])
     loss, fits = ctc_loss(logits, targets, torch.tensor([3, 3]), torch.tensor([3, 2]), blank=0)
@@ -59,14 +59,14 @@ def all_texts(log_probabilities: torch.Tensor, blank: int) -> dict[tuple[int, ..
     return dict(sorted(texts.items(), key=lambda item: -item[1]))
 
 
-def test_collapse_is_merging_and_then_dropping_blanks():
+def test_collapse_merges_repetitions_and_then_removes_blanks():
     for path in itertools.product(range(3), repeat=5):
         for length in range(1, 6):
             tokens, counts = collapse(torch.tensor([path]), torch.tensor([length]), blank=0, padding=9)
             assert tokens[0, : int(counts)].tolist() == by_definition(path[:length], blank=0)
 
 
-def test_collapse_pads_what_is_shorter():
+def test_collapse_pads_shorter_rows():
     paths = torch.tensor([[1, 0, 1, 2], [0, 0, 0, 0], [5, 5, 5, 5]])
     tokens, counts = collapse(paths, torch.tensor([4, 4, 4]), blank=0, padding=9)
     assert tokens.tolist() == [[1, 1, 2], [9, 9, 9], [5, 9, 9]]
@@ -74,7 +74,7 @@ def test_collapse_pads_what_is_shorter():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_wide_prefix_beam_finds_what_enumeration_finds(seed):
+def test_wide_prefix_beam_agrees_with_enumeration(seed):
     torch.manual_seed(seed)
     blank, lengths = 2, [5, 3, 1]
     log_probabilities = (2 * torch.randn(3, 5, 4, dtype=torch.float64)).log_softmax(dim=-1)
@@ -87,7 +87,7 @@ def test_a_wide_prefix_beam_finds_what_enumeration_finds(seed):
         assert scores[row, : len(expected)].logsumexp(dim=0).item() == pytest.approx(0, abs=1e-9)
 
 
-def test_a_narrow_prefix_beam_beats_the_best_path_on_average_and_never_overestimates():
+def test_narrow_prefix_beam_is_better_than_the_best_path_and_never_overestimates():
     torch.manual_seed(0)
     log_probabilities = (2 * torch.randn(12, 5, 4, dtype=torch.float64)).log_softmax(dim=-1)
     lengths = torch.full((12,), 5)
@@ -104,11 +104,11 @@ def test_a_narrow_prefix_beam_beats_the_best_path_on_average_and_never_overestim
 
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size):
+def test_sentence_search_agrees_with_batched_search(seed, beam_size):
     generator = torch.Generator().manual_seed(seed)
     vocabulary, blank = 30, 4
     logits = torch.randn(6, 12, vocabulary, generator=generator, dtype=torch.float64)
-    logits[:, :, :6] += 2.0 * (1 + seed)  # few tokens and the blank, over and over: prefixes meet
+    logits[:, :, :6] += 2.0 * (1 + seed)  # few tokens and the blank, repeated: prefixes merge
     log_probabilities = logits.log_softmax(dim=-1)
     lengths = torch.full((6,), 12)
     texts, counts, scores = prefix_beam_search(
@@ -122,22 +122,22 @@ def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size):
         assert [score for _, score in found] == pytest.approx(scores[row].tolist())
 
 
-def test_a_long_and_unsure_sentence_does_not_vanish_in_its_beam():
+def test_beam_search_does_not_underflow_on_long_sentences():
     log_probabilities = torch.full((400, 50), 1 / 50, dtype=torch.float64).log()
     candidates = torch.arange(7).expand(400, -1)
     ((_, score), *_) = prefix_beam_of_sentence(log_probabilities.numpy(), candidates.numpy(), blank=0, beam_size=3)
-    assert -400 * 50 < score < -700  # exp(−700) is all that a float can hold
+    assert -400 * 50 < score < -700  # exp(−700) is near the smallest float
 
 
 @pytest.mark.parametrize("beam_size", [1, 4, 30])
-def test_rows_searched_in_turn_are_those_searched_together(beam_size):
+def test_search_by_sentence_agrees_with_batched_search(beam_size):
     generator = torch.Generator().manual_seed(5)
     log_probabilities = torch.randn(5, 7, 6, generator=generator, dtype=torch.float64).log_softmax(dim=-1)
     question = (log_probabilities, torch.tensor([7, 1, 4, 2, 6]), 0, beam_size)
     texts, counts, scores = prefix_beam_search(*question, padding=9)
-    others, other_counts, other_scores = prefix_beams_in_turn(*question, padding=9)
+    others, other_counts, other_scores = prefix_beams_by_sentence(*question, padding=9)
     found = scores > float("-inf")
-    assert torch.equal(found, other_scores > float("-inf"))  # a short row has not so many texts
+    assert torch.equal(found, other_scores > float("-inf"))  # a short row has fewer texts
     assert beam_size < 30 or not found.all()
     torch.testing.assert_close(other_scores, scores)
     assert torch.equal(other_counts[found], counts[found])
@@ -148,16 +148,16 @@ def test_rows_of_a_prefix_beam_do_not_influence_each_other():
     torch.manual_seed(0)
     log_probabilities = torch.randn(3, 7, 6, dtype=torch.float64).log_softmax(dim=-1)
     lengths = torch.tensor([7, 4, 2])
-    together = prefix_beam_search(log_probabilities, lengths, 0, 3, padding=9)
+    batched = prefix_beam_search(log_probabilities, lengths, 0, 3, padding=9)
     for row, length in enumerate(lengths.tolist()):
-        alone = prefix_beam_search(log_probabilities[row : row + 1, :length], lengths[row : row + 1], 0, 3, padding=9)
-        assert torch.equal(alone[1][0], together[1][row])
-        torch.testing.assert_close(alone[2][0], together[2][row])
-        assert torch.equal(alone[0][0], together[0][row, :, : alone[0].shape[2]])
+        single = prefix_beam_search(log_probabilities[row : row + 1, :length], lengths[row : row + 1], 0, 3, padding=9)
+        assert torch.equal(single[1][0], batched[1][row])
+        torch.testing.assert_close(single[2][0], batched[2][row])
+        assert torch.equal(single[0][0], batched[0][row, :, : single[0].shape[2]])
 
 
 def random_case(seed: int, rows: int, canvas: int, target: int, vocabulary: int = 5):
-    """Log-probabilities, targets without the symbol 0, and ragged lengths."""
+    """Log-probabilities, targets without the symbol 0, and different lengths."""
     torch.manual_seed(seed)
     log_probabilities = (2 * torch.randn(rows, canvas, vocabulary, dtype=torch.float64)).log_softmax(dim=-1)
     targets = torch.randint(1, vocabulary, (rows, target))
@@ -168,7 +168,7 @@ def random_case(seed: int, rows: int, canvas: int, target: int, vocabulary: int 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_viterbi_path_is_the_likeliest_of_all_paths(seed):
+def test_viterbi_path_is_the_most_likely_path(seed):
     log_probabilities, targets, canvas_lengths, target_lengths = random_case(
         seed, rows=4, canvas=5, target=3, vocabulary=4
     )
@@ -185,7 +185,7 @@ def test_the_viterbi_path_is_the_likeliest_of_all_paths(seed):
         assert (paths[row, canvas:] == 0).all()
 
 
-def test_a_target_without_room_has_no_viterbi_path():
+def test_target_that_does_not_fit_has_no_viterbi_path():
     log_probabilities = torch.zeros(1, 2, 4).log_softmax(dim=-1)
     path, score = viterbi_path(log_probabilities, torch.tensor([[3, 3]]), torch.tensor([2]), torch.tensor([2]), blank=0)
     assert path.tolist() == [[0, 0]]
@@ -193,13 +193,13 @@ def test_a_target_without_room_has_no_viterbi_path():
 
 
 def monotone_alignments(canvas: int, target: int):
-    """Every way to give each target token a prediction, without crossing."""
+    """Every monotonic alignment of target tokens with predictions."""
     return itertools.combinations_with_replacement(range(canvas), target)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 5.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_axe_is_the_cheapest_of_all_monotone_alignments(seed, penalty):
+def test_axe_is_the_monotonic_alignment_with_the_least_cost(seed, penalty):
     log_probabilities, targets, canvas_lengths, target_lengths = random_case(seed, rows=5, canvas=5, target=4)
     proxies, costs = aligned_target(log_probabilities, targets, canvas_lengths, target_lengths, 0, penalty)
     for row in range(5):
@@ -221,7 +221,7 @@ def test_axe_is_the_cheapest_of_all_monotone_alignments(seed, penalty):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_oaxe_is_the_cheapest_of_all_permutations(seed):
+def test_oaxe_is_the_permutation_with_the_least_cost(seed):
     pytest.importorskip("scipy", reason="scipy is part of the train extra")
     log_probabilities, targets, _, lengths = random_case(seed, rows=5, canvas=5, target=5, vocabulary=7)
     proxies = matched_target(log_probabilities, targets, lengths)
@@ -238,7 +238,7 @@ def test_oaxe_is_the_cheapest_of_all_permutations(seed):
         assert (proxies[row, length:] == -100).all()
 
 
-def test_the_edit_distance_is_levenshteins():
+def test_edit_distance_is_the_levenshtein_distance():
     def by_recursion(first, second):
         if not first or not second:
             return len(first) + len(second)
@@ -258,9 +258,9 @@ def test_the_edit_distance_is_levenshteins():
 
 
 @pytest.mark.parametrize("vocabulary", [3, 64, 130, 256])
-def test_the_likeliest_word_is_the_arg_max(vocabulary):
+def test_likeliest_equals_argmax(vocabulary):
     logits = torch.randn(50, 7, vocabulary)
-    logits[0, 0] = 0.0  # all alike: the first
+    logits[0, 0] = 0.0  # all equal: the first
     logits[1] = float("-inf")
     logits[1, :, -1] = -1.0
     assert torch.equal(likeliest(logits), logits.argmax(dim=-1))

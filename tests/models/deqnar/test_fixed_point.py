@@ -12,16 +12,16 @@ from hf_deqnar.models.deqnar.fixed_point import (
     _eliminate,
     _Iterate,
     _length_groups,
-    _part,
     _propose,
-    _shortened,
+    _split_rows,
+    _step_size,
 )
 
 from ...invariants.functions import Contraction
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_plain_function_on_any_shape(solver):
+def test_plain_functions_on_any_shape_are_solved(solver):
     for shape in [(2, 1), (3, 4), (2, 3, 4), (2, 3, 4, 5)]:
         found = solve(torch.cos, torch.rand(shape), solver=solver, tol=1e-5, max_nfe=60)
         torch.testing.assert_close(found.value, torch.full(shape, 0.7390851), atol=1e-4, rtol=0)
@@ -38,10 +38,10 @@ def test_a_plain_function_on_any_shape(solver):
         ({"memory": 0}, "memory must be at least 1.*picard"),
         ({"damping": 0.0}, "damping"),
         ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"mask is \(2, 5\).*\(2, 3\)"),
-        ({"mask": torch.tensor([[True] * 3, [False] * 3])}, r"Row\(s\) \[1\] are masked everywhere"),
+        ({"mask": torch.tensor([[True] * 3, [False] * 3])}, r"Row\(s\) \[1\] are completely masked"),
     ],
 )
-def test_bad_options_are_named(options, message):
+def test_invalid_options_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         solve(torch.cos, torch.zeros(2, 3), **options)
 
@@ -49,32 +49,34 @@ def test_bad_options_are_named(options, message):
 @pytest.mark.parametrize(
     "initial", [torch.zeros(0, 3), torch.zeros(2, 0), torch.zeros(3), torch.zeros(2, 3, dtype=torch.long)]
 )
-def test_an_initial_state_must_have_something_in_it(initial):
+def test_empty_initial_state_is_refused(initial):
     with pytest.raises(ValueError, match="initial state"):
         solve(torch.cos, initial)
 
 
-def test_a_function_that_is_not_finite_at_the_start_is_an_error_that_names_its_rows():
+def test_non_finite_initial_value_is_reported_with_its_rows():
     context = torch.tensor([[0.0], [float("nan")], [1.0]])
     with pytest.raises(FloatingPointError, match=r"row\(s\) \[1\]"):
         solve(lambda z: z * 0.5 + context, torch.zeros(3, 1))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_function_that_turns_to_nan_on_the_way_gives_its_last_good_answer(solver):
+def test_nan_during_solve_returns_best_finite_iterate(solver):
     found = solve(lambda z: torch.where(z > 3, float("nan"), 2 * z + 1), torch.ones(2, 2), solver=solver, max_nfe=15)
     assert found.state.isfinite().all()
     assert found.value.isfinite().all()
     assert found.residual.isfinite().all()
 
 
-def test_a_diverging_row_does_not_disturb_its_neighbours():
+def test_diverging_row_does_not_affect_others():
     slopes = torch.tensor([[0.5], [-40.0], [0.9]], dtype=torch.float64)
     found = solve(lambda z: torch.sin(slopes * z) + 1, torch.zeros(3, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
-    alone = solve(lambda z: torch.sin(slopes[2:] * z) + 1, torch.zeros(1, 1, dtype=torch.float64), max_nfe=40, tol=1e-8)
+    single = solve(
+        lambda z: torch.sin(slopes[2:] * z) + 1, torch.zeros(1, 1, dtype=torch.float64), max_nfe=40, tol=1e-8
+    )
     assert found.converged[0]
-    assert found.nfe[2] == alone.nfe[0]
-    assert torch.equal(found.value[2], alone.value[0])
+    assert found.nfe[2] == single.nfe[0]
+    assert torch.equal(found.value[2], single.value[0])
 
 
 def test_the_best_iterate_is_returned_not_the_last():
@@ -89,13 +91,13 @@ def test_the_best_iterate_is_returned_not_the_last():
     assert float(found.residual) == pytest.approx(min(visited), rel=1e-4)
 
 
-def test_damping_settles_what_plain_iteration_cannot():
+def test_damping_converges_where_plain_iteration_does_not():
     swinging = lambda z: -1.5 * z + 1  # noqa: E731
     assert not solve(swinging, torch.zeros(1, 1), solver="picard", max_nfe=50).converged.any()
     assert solve(swinging, torch.zeros(1, 1), solver="picard", damping=0.5, max_nfe=50).converged.all()
 
 
-def test_the_trajectory_holds_every_evaluation_of_every_row():
+def test_trajectory_has_every_evaluation_of_every_row():
     function = Contraction.random(rows=5, positions=2, features=4, strength=0.9)
     found = solve(function, function.zeros, keep_trajectory=True, tol=1e-6, max_nfe=30)
     counts = torch.zeros(5, dtype=torch.long)
@@ -108,12 +110,12 @@ def test_the_trajectory_holds_every_evaluation_of_every_row():
 
 def test_an_observer_can_stop_rows():
     function = Contraction.random(rows=4, positions=2, features=4, strength=0.9)
-    seen = {row: 0 for row in range(4)}
+    recorded = {row: 0 for row in range(4)}
 
     def stop_even_rows_after_three(rows, value, residual):
         for row in rows.tolist():
-            seen[row] += 1
-        return torch.tensor([row % 2 == 0 and seen[row] == 3 for row in rows.tolist()])
+            recorded[row] += 1
+        return torch.tensor([row % 2 == 0 and recorded[row] == 3 for row in rows.tolist()])
 
     found = solve(function, function.zeros, tol=1e-10, max_nfe=60, observe=stop_even_rows_after_three)
     assert found.nfe[[0, 2]].tolist() == [3, 3]
@@ -152,7 +154,7 @@ def test_rows_of_similar_length_are_solved_together():
     assert len(_length_groups(torch.cos, torch.arange(64), torch.zeros(64, 60, 2), mask)) == 1
 
 
-def test_masked_positions_may_hold_anything():
+def test_initial_values_at_masked_positions_have_no_effect():
     mask = torch.tensor([[True, True, False]])
     function = lambda z: torch.where(mask[:, :, None], 0.5 * z + 1, float("nan"))  # noqa: E731
     initial = torch.tensor([[[0.0], [0.0], [float("nan")]]])
@@ -173,8 +175,8 @@ def evaluations(function, initial, **options) -> tuple[list[torch.Tensor], Fixed
 
 
 @pytest.mark.parametrize("beyond", [float("nan"), -1.0])
-def test_a_bad_step_is_taken_back_and_the_next_one_is_shorter(beyond):
-    """Plain iteration goes from 1 to 1.5, where f is NaN or the residual far larger; the row returns and goes half."""
+def test_failed_step_is_undone_and_the_next_one_is_shorter(beyond):
+    """Plain iteration goes from 1 to 1.5, where f is NaN or the residual far larger; then half a step is taken."""
     function = lambda z: torch.where(z > 1.4, beyond * z, 1.5 * z if z < 1.1 else z + 0.1)  # noqa: E731
     visited, found = evaluations(function, torch.ones(1, 1), solver="picard", max_nfe=4, tol=1e-9)
     assert [round(float(state), 6) for state in visited] == [1.0, 1.5, 1.25, 1.3]
@@ -182,24 +184,24 @@ def test_a_bad_step_is_taken_back_and_the_next_one_is_shorter(beyond):
 
 
 @pytest.mark.parametrize("solver", ["anderson", "broyden"])
-def test_a_row_that_failed_forgets_its_history_and_others_do_not(solver):
+def test_failed_step_resets_history_of_its_row_only(solver):
     history = History.empty(torch.zeros(2, 1, 3), memory=2)
     first = _Iterate(torch.zeros(2, 1, 3), torch.ones(2, 1, 3), torch.ones(2, 1, 3), [1.0, 1.0])
     second = _Iterate(torch.ones(2, 1, 3), torch.full((2, 1, 3), 1.5), torch.full((2, 1, 3), 0.5), [1.0, 1.0])
     history.record(second, first, evaluation=2, step=1.0)
-    history.forget([0])
+    history.reset([0])
     weights = SOLVERS[solver](history, 1.0, [1e-6, 1e-6])
     assert weights[0].tolist() == [[0.0, 0.0]]
     assert weights[1].abs().sum() > 0.1
 
 
-def test_the_ridge_and_the_step_react_to_failures():
+def test_failures_increase_the_ridge_and_shorten_the_step():
     state = torch.zeros(4, 1, 2)
     history = History.empty(state, memory=1)
     before = _Iterate(state, state + 1, torch.ones(4, 1, 2), [1.0] * 4)
     now = _Iterate(state + 1, state + 1.5, torch.full((4, 1, 2), 0.5), [1.0] * 4)
     failures = [0, 1, 2, 3]
-    step = _shortened(1.0, failures, state)
+    step = _step_size(1.0, failures, state)
     history.record(now, before, evaluation=2, step=step)
     proposal = _propose(SOLVERS["anderson"], history, now, failures, step)[:, 0, 0]
     # y = −1/2, s = 1: γ = −1 without a ridge, so z ← 1 + 1/2 + (1 − 1/2) = 2
@@ -216,7 +218,7 @@ def test_the_oldest_step_is_overwritten_first():
         now = _Iterate(*[torch.full((1, 1, 1), float(evaluation))] * 3, [1.0])
         history.record(now, before, evaluation, step=1.0)
     assert sorted(history.moves.flatten().tolist()) == [4.0, 5.0]
-    assert sorted(history.born) == [4, 5]
+    assert sorted(history.created_at) == [4, 5]
 
 
 def random_history(rows: int, steps: int, step: torch.Tensor | float) -> tuple[History, list[_Iterate]]:
@@ -232,14 +234,14 @@ def random_history(rows: int, steps: int, step: torch.Tensor | float) -> tuple[H
 
 
 def least_squares(path: list[_Iterate], row: int) -> torch.Tensor:
-    """argmin ‖g − Σ_i γ_i·y_i‖ over the last four steps, oldest first, by torch's own."""
+    """argmin ‖g − Σ_i γ_i·y_i‖ over the last four steps, oldest first, by torch.linalg."""
     errors = [iterate.error[row, 0] for iterate in path[-5:]]
     changes = torch.stack([after - before for before, after in pairwise(errors)], dim=1)
     return torch.linalg.lstsq(changes, errors[-1]).solution
 
 
 def by_age(history: History, weights: torch.Tensor) -> torch.Tensor:
-    return weights[:, 0, sorted(range(len(history.born)), key=history.born.__getitem__)]
+    return weights[:, 0, sorted(range(len(history.created_at)), key=history.created_at.__getitem__)]
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
@@ -251,25 +253,25 @@ def test_anderson_solves_its_least_squares_problem(rows, steps):
         torch.testing.assert_close(weights[row], least_squares(path, row), rtol=1e-8, atol=1e-8)
 
 
-def test_rows_that_left_or_failed_do_not_change_the_weights_of_others():
+def test_converged_or_failed_rows_do_not_change_the_weights_of_others():
     history, path = random_history(rows=5, steps=6, step=1.0)
-    history.forget([3])
-    kept = history.keep(torch.tensor([0, 1, 4, 3]))  # row 2 has left and row 4 taken its place
+    history.reset([3])
+    kept = history.select(torch.tensor([0, 1, 4, 3]))  # row 2 has converged and row 4 takes its index
     weights = by_age(kept, SOLVERS["anderson"](kept, 1.0, [1e-15] * 4))
     for place, row in enumerate([0, 1, 4]):
         torch.testing.assert_close(weights[place], least_squares(path, row), rtol=1e-8, atol=1e-8)
     assert weights[3].tolist() == [0.0] * 4
 
 
-def test_a_row_is_eliminated_the_same_to_the_last_bit_alone_and_in_company():
+def test_elimination_is_bitwise_independent_of_batch():
     vectors = torch.randn(6, 5, 7)
-    vectors[2, 3] = 0  # a forgotten slot
+    vectors[2, 3] = 0  # a reset slot
     products = (vectors @ vectors.mT).double()
     ridge = torch.tensor([1e-6, 1e-6, 1e-3, 1e-6, 1.0, 1e-6], dtype=torch.float64)
-    together = _eliminate(products.permute(1, 2, 0).numpy(), 4, ridge.numpy(), numpy.maximum)
-    alone = [_eliminate(products[row].tolist(), 4, float(ridge[row]), max) for row in range(6)]
-    assert numpy.stack(together, axis=1).tolist() == alone
-    assert alone[2][2] == 0
+    batched = _eliminate(products.permute(1, 2, 0).numpy(), 4, ridge.numpy(), numpy.maximum)
+    single = [_eliminate(products[row].tolist(), 4, float(ridge[row]), max) for row in range(6)]
+    assert numpy.stack(batched, axis=1).tolist() == single
+    assert single[2][2] == 0
 
 
 @pytest.mark.parametrize("step", [1.0, 0.7, torch.tensor([[[0.7]], [[0.35]]], dtype=torch.float64)])
@@ -296,15 +298,15 @@ def test_parallel_steps_leave_the_weights_finite():
 @pytest.mark.parametrize("halted", ["1000", "0001", "0110", "1011", "10110100"])
 def test_rows_from_the_end_fill_the_gaps(halted):
     gone = [place == "1" for place in halted]
-    leaving, order = _part(gone)
+    leaving, order = _split_rows(gone)
     assert leaving == [row for row, done in enumerate(gone) if done]
     assert sorted(order) == [row for row, done in enumerate(gone) if not done]
     assert all(row == place for place, row in enumerate(order) if not gone[place])
 
 
-def test_what_a_function_says_at_masked_positions_is_seen_by_nobody():
+def test_values_at_masked_positions_have_no_effect():
     mask = torch.tensor([[True, True, False], [True, False, False]])
     function = lambda z: torch.where(mask[:, :, None], 0.5 * z + 1, float("nan"))  # noqa: E731
-    seen = []
-    found = solve(function, torch.zeros(2, 3, 1), mask=mask, observe=lambda *step: seen.append(step[1]))
-    assert all(value.isfinite().all() for value in [*seen, found.state, found.value])
+    recorded = []
+    found = solve(function, torch.zeros(2, 3, 1), mask=mask, observe=lambda *step: recorded.append(step[1]))
+    assert all(value.isfinite().all() for value in [*recorded, found.state, found.value])

@@ -19,7 +19,7 @@ from transformers.generation.streamers import TextDiffusionStreamer
 
 from hf_deqnar import DeqNarForConditionalGeneration, DeqNarGenerateOutput, DeqNarGenerationConfig
 from hf_deqnar.data.tokenizer import train_tokenizer
-from hf_deqnar.models.deqnar.generation_deqnar import mask_weakest
+from hf_deqnar.models.deqnar.generation_deqnar import mask_least_likely
 from hf_deqnar.models.deqnar.streaming import Candidates, TerminalStreamer
 
 from ...conftest import PAD, REFINEMENTS, VOCABULARY, padded, random_sentences, small_model, with_input_predictor
@@ -37,7 +37,7 @@ def reranker(vocabulary: int = VOCABULARY, **fields) -> MarianMTModel:
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_tensors_by_default_and_figures_on_request(refinement, length):
+def test_generate_returns_tensors_by_default_and_figures_on_request(refinement, length):
     model, tokens = small_model(torch.float32, refinement=refinement, length=length), padded(random_sentences(5))
     plain = model.generate(input_ids=tokens)
     assert isinstance(plain, torch.Tensor)
@@ -52,7 +52,7 @@ def test_tensors_by_default_and_figures_on_request(refinement, length):
     assert not {MASK, BLANK} & set(plain.flatten().tolist())
 
 
-def test_a_length_predicting_model_reads_the_arg_max_of_its_equilibrium():
+def test_tokens_are_the_arg_max_at_the_equilibrium():
     model, tokens = small_model(), padded(random_sentences(4))
     with torch.no_grad():
         logits = model(input_ids=tokens).logits
@@ -70,7 +70,9 @@ def test_a_length_predicting_model_reads_the_arg_max_of_its_equilibrium():
 def test_empty_tokens_are_not_part_of_the_text():
     model, tokens = small_model(), padded(random_sentences(2, shortest=5))
     usual = model.generate(input_ids=tokens)
-    model.lm_head.weight.data[BLANK] = 1.5 * model.lm_head.weight.data[usual[0, 0]]  # now the blank is said instead
+    model.lm_head.weight.data[BLANK] = (
+        1.5 * model.lm_head.weight.data[usual[0, 0]]
+    )  # the blank is now predicted instead
     out = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
     assert BLANK not in out.sequences
     words = (out.sequences != PAD).sum(dim=1)
@@ -78,7 +80,7 @@ def test_empty_tokens_are_not_part_of_the_text():
     assert [len(drafts[-1].tokens) for drafts in out.trajectory] == words.tolist()
 
 
-def test_length_beams_pick_the_canvas_with_the_best_mean_log_probability():
+def test_length_beams_select_the_canvas_with_the_best_mean_log_probability():
     model, tokens = small_model(), padded(random_sentences(4, shortest=4))
     out = model.generate(input_ids=tokens, length_beams=4, num_return_sequences=4, return_dict_in_generate=True)
     with torch.no_grad():
@@ -92,20 +94,20 @@ def test_length_beams_pick_the_canvas_with_the_best_mean_log_probability():
 
 
 def transcribed_rule(scores: list[float], tokens: list[int], masks: int) -> list[int]:
-    """Mask-Predict, written out: the `masks` least sure tokens become <mask>."""
+    """Mask-Predict by definition: the `masks` least likely tokens become <mask>."""
     weakest = sorted(range(len(tokens)), key=lambda position: scores[position])[:masks]
     return [MASK if position in weakest else token for position, token in enumerate(tokens)]
 
 
 @pytest.mark.parametrize("passes", [2, 3, 10])
-def test_the_weakest_tokens_are_masked_by_the_linear_rule(passes):
+def test_number_of_masked_tokens_decreases_linearly(passes):
     lengths = [1, 5, 8]
     tokens, scores = torch.randint(6, 50, (3, 8)), torch.randn(3, 8)
     mask = torch.arange(8) < torch.tensor(lengths)[:, None]
     tokens = tokens.masked_fill(~mask, PAD)
     candidates = Candidates(torch.arange(3), tokens, mask, tokens, scores, torch.zeros(3))
     for number in range(1, passes):
-        canvas = mask_weakest(candidates, number, passes, MASK)
+        canvas = mask_least_likely(candidates, number, passes, MASK)
         for row, length in enumerate(lengths):
             count = math.floor(length * (1 - Fraction(number, passes)))
             expected = transcribed_rule(scores[row, :length].tolist(), tokens[row, :length].tolist(), count)
@@ -114,8 +116,8 @@ def test_the_weakest_tokens_are_masked_by_the_linear_rule(passes):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_refinement_passes_follow_mask_predict_step_by_step(length):
-    """`generate` with three passes against the algorithm written out with plain forward calls."""
+def test_refinement_passes_agree_with_mask_predict(length):
+    """`generate` with three passes compared with the algorithm in plain forward calls."""
     model = small_model(length=length, tol=1e-9, max_nfe=60)
     tokens = padded(random_sentences(1, shortest=7, longest=7))
     out = model.generate(input_ids=tokens, refinement_passes=3, return_dict_in_generate=True)
@@ -141,8 +143,8 @@ def test_refinement_passes_follow_mask_predict_step_by_step(length):
         assert out.sequences[0].tolist() == [token for token in merged if token != BLANK]
 
 
-def test_a_beam_does_not_lose_what_earlier_passes_have_kept(monkeypatch):
-    """In the last pass the beam search is left one token, with its score, wherever the canvas was not masked."""
+def test_beam_keeps_tokens_fixed_by_earlier_passes(monkeypatch):
+    """In the last pass the beam search has one token, with its score, at positions that are not masked."""
     model, tokens, canvases, searched = small_model(length="ctc"), padded(random_sentences(3, shortest=7)), [], []
     bind, search = type(model.model).bind, type(model)._search_beams
 
@@ -168,10 +170,10 @@ def test_a_beam_does_not_lose_what_earlier_passes_have_kept(monkeypatch):
     assert first.shape[0] == twice.shape[0] == 3
 
 
-def test_texts_that_differ_in_their_end_alone_are_one_in_an_nbest_list(monkeypatch):
+def test_texts_that_differ_only_in_end_tokens_are_duplicates(monkeypatch):
     model = small_model(length="ctc")
     texts = torch.tensor([[[9, 8, END], [9, 8, PAD], [9, 7, PAD]]])
-    # Scores are divided by lengths; the better of two equal texts stays, wherever it stands.
+    # Scores are divided by lengths; the better of two equal texts is retained at any index.
     for scores, first in (([-1.0, -1.5, -9.0], [9, 8, END]), ([-3.0, -1.5, -1.8], [9, 8, PAD])):
         found = (texts, torch.tensor([[3, 2, 2]]), torch.tensor([scores]))
         monkeypatch.setattr(type(model), "_search_beams", lambda *arguments, found=found: found)
@@ -182,8 +184,8 @@ def test_texts_that_differ_in_their_end_alone_are_one_in_an_nbest_list(monkeypat
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_sampled_input_is_what_the_predictor_says_and_stays_on_the_canvas(refinement, length, monkeypatch):
-    """`generate` against plain forward calls on the canvases it saw: nothing revealed, then arg-max tokens."""
+def test_sampled_tokens_follow_the_predictor_and_stay_on_the_canvas(refinement, length, monkeypatch):
+    """`generate` compared with plain forward calls on its canvases: nothing revealed, then arg-max tokens."""
     tokens, canvases = padded(random_sentences(3, shortest=7)), []
     model = with_input_predictor(tokens, refinement=refinement, length=length, tol=1e-9, max_nfe=60)
     original = model.model.bind
@@ -203,16 +205,16 @@ def test_a_sampled_input_is_what_the_predictor_says_and_stays_on_the_canvas(refi
     assert revealed.any()
     assert (sampled == MASK).any()
     assert torch.equal(sampled[revealed], first.logits.argmax(dim=-1)[revealed])
-    said = torch.where(revealed, sampled, second.logits.argmax(dim=-1))
+    output = torch.where(revealed, sampled, second.logits.argmax(dim=-1))
     for row, size in enumerate(out.canvas_lengths.tolist()):
-        text = said[row, :size].tolist()
+        text = output[row, :size].tolist()
         if length == "ctc":
             text = [token for place, token in enumerate(text) if place == 0 or token != text[place - 1]]
         text = [token for token in text if token != BLANK]
         assert out.sequences[row][out.sequences[row] != PAD].tolist() == text
 
 
-def test_positions_are_revealed_as_often_as_the_predictor_says(monkeypatch):
+def test_positions_are_revealed_with_the_predicted_probability(monkeypatch):
     tokens, canvases = padded(random_sentences(4, shortest=6)), []
     model = with_input_predictor(tokens, max_nfe=4)
     original = model.model.bind
@@ -228,12 +230,12 @@ def test_positions_are_revealed_as_often_as_the_predictor_says(monkeypatch):
     shares = (torch.stack(canvases[1::2]) == MASK).double().mean(dim=0)[canvas_mask]
     assert chances.min() < 0.3
     assert chances.max() > 0.7
-    # 150 draws per position: their mean is off by 0.04 at most, and rarely by more than four times that
+    # 150 draws per position: the standard error of their mean is at most 0.04; the tolerance is four times that
     assert (shares - chances).abs().max() < 0.16
     assert (shares - chances).mean().abs() < 0.02
 
 
-def test_a_predictor_that_masks_everything_changes_nothing_but_the_cost():
+def test_predictor_that_masks_everything_changes_only_nfe():
     model, tokens = small_model(input_predictor=True), padded(random_sentences(3))
     model.model.input_head.bias.data.fill_(100.0)
     plain = model.generate(input_ids=tokens, length_beams=3, return_dict_in_generate=True)
@@ -242,10 +244,14 @@ def test_a_predictor_that_masks_everything_changes_nothing_but_the_cost():
     assert torch.equal(2 * plain.nfe, sampled.nfe)
 
 
-def test_input_sampling_is_refused_where_it_has_no_meaning():
+def test_input_sampling_is_refused_for_unsupported_options():
     tokens = padded(random_sentences(2))
     for model, options, message in [
-        (small_model(), {}, "input_sampling=True needs an input predictor, which this model has not; give it one with"),
+        (
+            small_model(),
+            {},
+            "input_sampling=True needs an input predictor, which this model does not have; create it with",
+        ),
         (
             with_input_predictor(tokens),
             {"refinement_passes": 3},
@@ -259,7 +265,7 @@ def test_input_sampling_is_refused_where_it_has_no_meaning():
         (
             with_input_predictor(tokens),
             {"sampling_seed": -1},
-            "sampling_seed must be a whole number of at least 0, not -1",
+            "sampling_seed must be an integer of at least 0, not -1",
         ),
         (with_input_predictor(tokens), {"input_sampling": "yes"}, "input_sampling must be True or False, not 'yes'"),
     ]:
@@ -280,7 +286,7 @@ def test_deduplication_merges_equal_neighbours():
     assert merged.shape[1] < plain.shape[1]
 
 
-def test_a_ctc_beam_is_at_least_as_likely_as_the_best_path():
+def test_ctc_beam_is_at_least_as_likely_as_the_best_path():
     model, tokens = small_model(length="ctc"), padded(random_sentences(4, shortest=3))
     out = model.generate(input_ids=tokens, ctc_beam_size=6, num_return_sequences=6, return_dict_in_generate=True)
     assert out.sequences.shape[0] == 24
@@ -292,50 +298,50 @@ def test_a_ctc_beam_is_at_least_as_likely_as_the_best_path():
         assert scores == sorted(scores, reverse=True)
 
 
-def test_a_reranker_picks_what_it_likes_best():
-    model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3, shortest=3))
+def test_reranker_selects_candidate_with_highest_score():
+    model, teacher_model, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3, shortest=3))
     out = model.generate(
-        input_ids=tokens, length_beams=4, num_return_sequences=4, reranker=judge, return_dict_in_generate=True
+        input_ids=tokens, length_beams=4, num_return_sequences=4, reranker=teacher_model, return_dict_in_generate=True
     )
     for index, text in enumerate(out.sequences):
         words = [token for token in text.tolist() if token != PAD]
         labels = torch.tensor([words if words[-1] == END else [*words, END]])
         source = tokens[index // 4 : index // 4 + 1]
         with torch.no_grad():
-            loss = judge(input_ids=source, attention_mask=(source != PAD).long(), labels=labels).loss
+            loss = teacher_model(input_ids=source, attention_mask=(source != PAD).long(), labels=labels).loss
         assert float(out.sequences_scores[index]) == pytest.approx(-float(loss), rel=1e-4)
     for row in range(3):
         scores = out.sequences_scores[4 * row : 4 * row + 4].tolist()
         assert scores == sorted(scores, reverse=True)
 
 
-def test_a_reranker_can_be_named(tmp_path):
-    model, judge, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3))
-    judge.save_pretrained(tmp_path)
+def test_reranker_can_be_given_by_name(tmp_path):
+    model, teacher_model, tokens = small_model(torch.float32), reranker(), padded(random_sentences(3))
+    teacher_model.save_pretrained(tmp_path)
     named = model.generate(input_ids=tokens, length_beams=3, reranker=str(tmp_path))
-    assert torch.equal(named, model.generate(input_ids=tokens, length_beams=3, reranker=judge))
+    assert torch.equal(named, model.generate(input_ids=tokens, length_beams=3, reranker=teacher_model))
 
 
-def test_a_row_stops_when_its_tokens_are_stable():
+def test_row_stops_when_its_tokens_are_stable():
     model, tokens = small_model(tol=1e-12, max_nfe=60), padded(random_sentences(6))
-    whole = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
+    full = model.generate(input_ids=tokens, return_dict_in_generate=True, output_trajectory=True)
     stopped = model.generate(
         input_ids=tokens, stop_on_stable_tokens=2, return_dict_in_generate=True, output_trajectory=True
     )
-    assert (stopped.nfe < whole.nfe).all()
+    assert (stopped.nfe < full.nfe).all()
     for row in range(6):
-        drafts = [draft.tokens.tolist() for draft in whole.trajectory[row]]
+        drafts = [draft.tokens.tolist() for draft in full.trajectory[row]]
         first = next(n for n in range(2, len(drafts)) if drafts[n] == drafts[n - 1] == drafts[n - 2])
         assert int(stopped.nfe[row]) == first + 1
     assert not stopped.converged.any()
     twice = model.generate(input_ids=tokens, stop_on_stable_tokens=2, refinement_passes=2, return_dict_in_generate=True)
-    assert (twice.nfe >= stopped.nfe + 3).all()  # each pass earns its own stability
+    assert (twice.nfe >= stopped.nfe + 3).all()  # stability is counted per pass
 
 
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_the_trajectory_ends_in_the_answer(refinement, length, passes):
+def test_trajectory_ends_with_the_output(refinement, length, passes):
     model = small_model(refinement=refinement, length=length, max_nfe=60)
     tokens = padded(random_sentences(4))
     options = {"return_dict_in_generate": True, "output_trajectory": True, "refinement_passes": passes}
@@ -343,7 +349,7 @@ def test_the_trajectory_ends_in_the_answer(refinement, length, passes):
     for row in range(4):
         assert len(out.trajectory[row]) == int(out.nfe[row])
         if out.converged is not None and not out.converged[row]:
-            continue  # the answer is the best iterate, not the last
+            continue  # the result is the best iterate, not the last
         answer = [token for token in out.sequences[row].tolist() if token != PAD]
         assert out.trajectory[row][-1].tokens.tolist() == answer
         if refinement not in ("stacked", "explicit"):
@@ -375,7 +381,7 @@ def test_options_are_saved_with_the_model_and_restored(tmp_path):
     assert plain.generation_config.max_length == 20
 
 
-def test_saved_options_that_cannot_be_read_are_an_error_and_missing_ones_are_not(tmp_path):
+def test_unreadable_saved_options_are_an_error_and_missing_ones_are_not(tmp_path):
     small_model(torch.float32).save_pretrained(tmp_path)
     file = tmp_path / "generation_config.json"
     file.write_text("{oops", encoding="utf-8")
@@ -397,11 +403,11 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
     ("options", "message"),
     [
         ({"max_nef": 5}, "max_nef is not an option of generate; did you mean max_nfe?"),
-        ({"do_sample": True}, "do_sample=True has no counterpart here: translations are deterministic"),
-        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 has no counterpart here: deduplicate=True"),
-        ({"min_length": 5}, "min_length=5 has no counterpart here: leave it out"),
-        ({"xyzzy": 5}, "xyzzy is not an option of generate; choose among max_length, length_beams"),
-        ({"length_beams": 0}, "length_beams must be a whole number of at least 1, not 0"),
+        ({"do_sample": True}, "do_sample=True is not supported by this model: translations are deterministic"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2 is not supported by this model: deduplicate=True"),
+        ({"min_length": 5}, "min_length=5 is not supported by this model: leave it out"),
+        ({"xyzzy": 5}, "xyzzy is not an option of generate; choose one of max_length, length_beams"),
+        ({"length_beams": 0}, "length_beams must be an integer of at least 1, not 0"),
         ({"tol": 0.0}, "tol must be unset or above 0"),
         ({"solver": "newton"}, "Unknown solver 'newton'"),
         ({"num_return_sequences": 3}, "num_return_sequences=3 is more than length_beams=1"),
@@ -409,10 +415,10 @@ def test_a_reranker_object_is_not_written_to_disk(tmp_path):
         ({"length_beams": 100}, "length_beams=100, but only 16 lengths exist"),
         ({"deduplicate": "false"}, "deduplicate must be True or False, not 'false'"),
         ({"tol": "small"}, "tol must be unset or above 0, not 'small'"),
-        ({"stop_on_stable_tokens": 0}, "stop_on_stable_tokens must be unset or a whole number of at least 1"),
+        ({"stop_on_stable_tokens": 0}, "stop_on_stable_tokens must be unset or an integer of at least 1"),
     ],
 )
-def test_a_wrong_option_is_refused_by_name(options, message):
+def test_invalid_option_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         small_model().generate(input_ids=padded(random_sentences(2)), **options)
 
@@ -423,7 +429,7 @@ def test_options_that_do_not_fit_a_ctc_model_are_refused():
         model.generate(input_ids=tokens, length_beams=3)
     with pytest.raises(ValueError, match="deduplicate=True needs config.length='predict'"):
         model.generate(input_ids=tokens, deduplicate=True)
-    with pytest.raises(ValueError, match="nothing to stop: refinement='stacked'"):
+    with pytest.raises(ValueError, match="has no effect: refinement='stacked'"):
         small_model(refinement="stacked").generate(input_ids=tokens, stop_on_stable_tokens=2)
 
 
@@ -450,14 +456,14 @@ def test_a_real_trainer_evaluates_by_generating(tmp_path):
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(tmp_path), predict_with_generate=True, per_device_eval_batch_size=2, use_cpu=True, report_to=[]
     )
-    tokenizer = train_tokenizer(["a"], vocab_size=262)  # only its padding token is asked for
+    tokenizer = train_tokenizer(["a"], vocab_size=262)  # only its padding token is used
     trainer = Seq2SeqTrainer(model, arguments, data_collator=collate, processing_class=tokenizer)
     predicted = trainer.predict(examples)
     assert predicted.predictions.shape[0] == 6
     assert model.generation_config.to_dict() == before
     for row, sentence in enumerate(sentences):
-        alone = model.generate(input_ids=torch.tensor([sentence]))[0].tolist()
-        assert predicted.predictions[row, : len(alone)].tolist() == alone
+        single = model.generate(input_ids=torch.tensor([sentence]))[0].tolist()
+        assert predicted.predictions[row, : len(single)].tolist() == single
 
 
 @pytest.mark.parametrize(("length", "option"), [("predict", "length_beams"), ("ctc", "ctc_beam_size")])
@@ -522,7 +528,7 @@ def test_a_trainer_with_its_own_generation_config_predicts(tmp_path):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_an_answer_of_nothing_is_still_a_row(length):
+def test_empty_output_has_one_column(length):
     model, tokens = small_model(torch.float32, length=length), padded(random_sentences(2))
     says = torch.nn.functional.one_hot(torch.tensor(BLANK), VOCABULARY).float()
     model.lm_head.forward = lambda hidden: says.expand(*hidden.shape[:2], VOCABULARY).clone()
@@ -532,7 +538,7 @@ def test_an_answer_of_nothing_is_still_a_row(length):
     assert model.generate(input_ids=tokens, reranker=reranker()).tolist() == [[PAD], [PAD]]
 
 
-def test_nbest_lists_hold_no_text_twice_before_all_others():
+def test_nbest_lists_have_duplicates_only_after_all_other_texts():
     model = small_model(length="ctc")
     options = {"ctc_beam_size": 6, "num_return_sequences": 6, "max_length": 2, "return_dict_in_generate": True}
     out = model.generate(input_ids=padded(random_sentences(1, shortest=5)), **options)
@@ -545,11 +551,11 @@ def test_nbest_lists_hold_no_text_twice_before_all_others():
 
 def test_a_text_too_long_for_the_reranker_is_refused():
     model, tokens = small_model(torch.float32), padded(random_sentences(1, shortest=70, longest=70))
-    with pytest.raises(ValueError, match="too long for the reranker, which takes 64"):
+    with pytest.raises(ValueError, match="too long for the reranker, which supports 64"):
         model.generate(input_ids=tokens, length_beams=2, reranker=reranker())
 
 
-def test_what_the_trainer_passes_is_accepted():
+def test_arguments_of_the_trainer_are_accepted():
     model, tokens = small_model(), padded(random_sentences(2))
     assert torch.equal(
         model.generate(input_ids=tokens, labels=tokens, synced_gpus=False), model.generate(input_ids=tokens)
@@ -559,7 +565,7 @@ def test_what_the_trainer_passes_is_accepted():
 
 
 class Watching(TextStreamer):
-    """A streamer of somebody else's making, with `put_draft`."""
+    """A custom streamer with `put_draft`."""
 
     def __init__(self):
         self.drafts, self.final, self.ended = [], None, False
@@ -575,7 +581,7 @@ class Watching(TextStreamer):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_drafts_reach_any_streamer_that_wants_them(length):
+def test_drafts_are_passed_to_streamers_with_put_draft(length):
     model, tokens = small_model(length=length), padded(random_sentences(1, shortest=6))
     streamer = Watching()
     out = model.generate(input_ids=tokens, streamer=streamer, return_dict_in_generate=True)
@@ -586,7 +592,7 @@ def test_drafts_reach_any_streamer_that_wants_them(length):
         model.generate(input_ids=padded(random_sentences(2)), streamer=streamer)
 
 
-def test_transformers_own_streamers_work(tokenizer, capsys):
+def test_streamers_of_transformers_are_supported(tokenizer, capsys):
     model = small_model(torch.float32, vocab_size=len(tokenizer))
     batch = tokenizer("A man is riding a horse.", return_tensors="pt")
     for streamer in (TextStreamer(tokenizer), TextDiffusionStreamer(tokenizer)):
@@ -594,7 +600,7 @@ def test_transformers_own_streamers_work(tokenizer, capsys):
         assert tokenizer.decode(sequences[0]).split()[-1] in capsys.readouterr().out
 
 
-def test_the_terminal_streamer_numbers_the_evaluations_that_changed_something(tokenizer):
+def test_terminal_streamer_numbers_the_evaluations_that_changed_the_draft(tokenizer):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -602,7 +608,7 @@ def test_the_terminal_streamer_numbers_the_evaluations_that_changed_something(to
     first, second = tokenizer("A man is riding")["input_ids"], tokenizer("A horse is riding")["input_ids"]
     for stream in (Terminal(), io.StringIO()):
         streamer = TerminalStreamer(tokenizer, stream)
-        for _ in range(2):  # a second sentence begins anew
+        for _ in range(2):  # a second sentence starts again
             for tokens in (first, first, second):
                 streamer.put_draft(value=torch.tensor(tokens))
             streamer.put(torch.tensor(second))
@@ -620,8 +626,8 @@ def test_nan_in_the_weights_is_an_error():
         model.generate(input_ids=torch.tensor([[7, 8]]))
 
 
-def test_a_translation_may_have_a_part_in_a_loss():
-    """It is made in inference mode, whose tensors autograd refuses; what is returned is a copy."""
+def test_translation_can_be_used_in_a_loss():
+    """Translations are computed in inference mode, whose tensors autograd refuses; a copy is returned."""
     model = small_model()
     source = torch.tensor([[7, 8, 9, 10]])
     out = model.generate(input_ids=source, return_dict_in_generate=True, output_trajectory=True)
@@ -636,7 +642,7 @@ def test_a_translation_may_have_a_part_in_a_loss():
 
 
 @pytest.mark.parametrize("length", ["ctc", "predict"])
-def test_the_translation_is_the_same_whether_scores_are_asked_for_or_not(length):
+def test_requesting_scores_does_not_change_the_translation(length):
     model = small_model(length=length)
     source = torch.tensor([[7, 8, 9, 10, 11], [12, 13, 1, 1, 1]])
     plain = model.generate(input_ids=source)
@@ -645,7 +651,7 @@ def test_the_translation_is_the_same_whether_scores_are_asked_for_or_not(length)
     assert scored.sequences_scores.isfinite().all()
 
 
-def test_a_score_is_the_log_probability_of_the_likeliest_token():
+def test_score_is_the_log_probability_of_the_most_likely_token():
     model = small_model()
     features = torch.randn(2, 5, model.config.d_model, dtype=model.dtype)
     with torch.no_grad():

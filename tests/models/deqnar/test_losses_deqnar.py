@@ -1,4 +1,4 @@
-"""The chunked losses_deqnar against the whole logits, in float64: losses, gradients and readings."""
+"""The chunked losses compared with full logits in float64: losses, gradients and log-probabilities."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def chunk(request, monkeypatch):
 
 
 def problem(dtype: torch.dtype = torch.float64):
-    """Ragged canvases; the third target does not fit, the fourth repeats words."""
+    """Canvases of different lengths; the third target does not fit, the fourth repeats words."""
     features = torch.randn(ROWS, CANVAS, WIDTH, dtype=dtype, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH, dtype=dtype, requires_grad=True)
     canvas_lengths = torch.tensor([12, 7, 3, 9, 1])
@@ -35,12 +35,14 @@ def gradients(loss: torch.Tensor, *tensors: torch.Tensor):
 @pytest.mark.usefixtures("chunk")
 def test_ctc_in_chunks_is_ctc():
     features, weight, mask, labels = problem()
-    whole, fits = ctc_loss(features @ weight.T, labels, mask.sum(dim=1), (labels >= 0).sum(dim=1), BLANK)
+    full, fits = ctc_loss(features @ weight.T, labels, mask.sum(dim=1), (labels >= 0).sum(dim=1), BLANK)
     found, also_fits, _ = ctc_total(features, mask, weight, labels, BLANK)
     assert fits.tolist() == also_fits.tolist() == [True, True, False, True, True]
-    torch.testing.assert_close(found, whole.sum())
-    for mine, theirs in zip(gradients(found, features, weight), gradients(whole.sum(), features, weight), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(found, full.sum())
+    for actual, expected in zip(
+        gradients(found, features, weight), gradients(full.sum(), features, weight), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.usefixtures("chunk")
@@ -48,36 +50,36 @@ def test_ctc_in_chunks_is_ctc():
 def test_cross_entropy_in_chunks_is_cross_entropy(smoothing):
     features, weight, mask, _ = problem()
     targets = torch.randint(VOCABULARY, (int(mask.sum()),))
-    whole = functional.cross_entropy(features[mask] @ weight.T, targets, reduction="sum", label_smoothing=smoothing)
+    full = functional.cross_entropy(features[mask] @ weight.T, targets, reduction="sum", label_smoothing=smoothing)
     found = cross_entropy_total(features[mask], weight, targets, smoothing)
-    torch.testing.assert_close(found, whole)
-    for mine, theirs in zip(gradients(found, features, weight), gradients(whole, features, weight), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(found, full)
+    for actual, expected in zip(gradients(found, features, weight), gradients(full, features, weight), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.usefixtures("chunk")
-def test_a_reading_is_the_log_softmax_at_the_rows_own_words():
+def test_own_log_probs_are_the_log_softmax_of_the_target_vocabulary():
     features, weight, mask, labels = problem()
-    whole = (features @ weight.T).log_softmax(dim=-1)
+    full = (features @ weight.T).log_softmax(dim=-1)
     own = OwnWords.of(labels, BLANK)
     reading = score_targets(features, mask, weight, own.words)
-    assert torch.equal(reading.tokens[mask], whole.argmax(dim=-1)[mask])
-    expected = whole.gather(2, own.words[:, None].expand(-1, CANVAS, -1))
+    assert torch.equal(reading.tokens[mask], full.argmax(dim=-1)[mask])
+    expected = full.gather(2, own.words[:, None].expand(-1, CANVAS, -1))
     torch.testing.assert_close(reading.log_probs[mask], expected[mask].detach())
 
 
-def test_the_best_path_is_the_same_among_own_words():
+def test_best_path_is_the_same_in_the_target_vocabulary():
     features, weight, mask, labels = problem()
     lengths, canvas_lengths = (labels >= 0).sum(dim=1), mask.sum(dim=1)
-    whole, score = viterbi_path((features @ weight.T).log_softmax(dim=-1), labels, canvas_lengths, lengths, BLANK)
+    full, score = viterbi_path((features @ weight.T).log_softmax(dim=-1), labels, canvas_lengths, lengths, BLANK)
     own = OwnWords.of(labels, BLANK)
     reading = score_targets(features, mask, weight, own.words)
     places, own_score = viterbi_path(reading.log_probs, own.labels, canvas_lengths, lengths, 0)
-    assert torch.equal(own.tokens(places), whole)
+    assert torch.equal(own.tokens(places), full)
     torch.testing.assert_close(own_score, score.detach())
 
 
-def test_nothing_to_predict_costs_nothing():
+def test_loss_is_zero_if_all_tokens_are_revealed():
     features, weight, _, _ = problem()
     loss = cross_entropy_total(features[:, :0].flatten(0, 1), weight, torch.zeros(0, dtype=torch.long))
     loss.backward()
@@ -86,7 +88,7 @@ def test_nothing_to_predict_costs_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses_are_made_in_float32_at_least(dtype):
+def test_losses_are_computed_in_at_least_float32(dtype):
     features, weight, mask, labels = problem(dtype)
     exact, *_ = ctc_total(features.double(), mask, weight.double(), labels, BLANK)
     loss, *_ = ctc_total(features, mask, weight, labels, BLANK)
@@ -96,7 +98,7 @@ def test_losses_are_made_in_float32_at_least(dtype):
     assert weight.grad.dtype == features.grad.dtype == dtype
 
 
-def test_only_the_gradients_that_are_asked_for_are_made():
+def test_only_requested_gradients_are_computed():
     features, weight, mask, labels = problem()
     loss, *_ = ctc_total(features.detach(), mask, weight, labels, BLANK)
     loss.backward()

@@ -25,7 +25,7 @@ def labelled(count: int = 4) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
-def test_what_untrained_layers_add_is_a_tenth_of_what_xavier_would(monkeypatch, weight_norm):
+def test_residual_branches_start_with_a_tenth_of_xavier_weights(monkeypatch, weight_norm):
     plain = small_model(weight_norm=weight_norm)
     monkeypatch.setattr(BranchEnd, "initial_gain", 0.1)
     small = small_model(weight_norm=weight_norm)
@@ -42,7 +42,7 @@ def test_what_untrained_layers_add_is_a_tenth_of_what_xavier_would(monkeypatch, 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 @pytest.mark.parametrize("layer_norm", ["post", "pre"])
-def test_training_moves_every_parameter(refinement, length, latent, layer_norm):
+def test_training_updates_every_parameter(refinement, length, latent, layer_norm):
     model = small_model(refinement=refinement, length=length, latent=latent, layer_norm=layer_norm).train()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -59,13 +59,13 @@ def test_training_moves_every_parameter(refinement, length, latent, layer_norm):
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_the_same_input_gives_the_same_output(refinement):
+def test_output_is_deterministic(refinement):
     model, tokens = small_model(refinement=refinement), padded(random_sentences(4))
     with torch.no_grad():
         assert torch.equal(model(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
-def test_embeddings_are_tied_and_stay_so_after_resizing():
+def test_embeddings_are_tied_also_after_resizing():
     model = small_model()
     assert model.lm_head.weight is model.model.shared.weight
     model.resize_token_embeddings(VOCABULARY + 7)
@@ -85,17 +85,17 @@ def test_untied_embeddings_are_two_matrices(tmp_path):
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_tuples_hold_the_same_as_named_outputs(refinement):
+def test_tuple_outputs_equal_named_outputs(refinement):
     model, batch = small_model(refinement=refinement), labelled()
     with torch.no_grad():
         named, plain = model(**batch), model(**batch, return_dict=False)
     assert isinstance(plain, tuple)
-    for ours, theirs in zip(plain, named.to_tuple(), strict=True):
-        assert torch.equal(ours, theirs)
+    for actual, expected in zip(plain, named.to_tuple(), strict=True):
+        assert torch.equal(actual, expected)
     assert plain[0] == named.loss
 
 
-def test_hidden_states_and_attentions_come_out_whole():
+def test_hidden_states_and_attentions_have_all_layers():
     model = small_model(transition_layers=2)
     tokens = padded([[7, 8, 9], [10, 11]])
     canvas = padded([[MASK] * 5, [MASK] * 4])
@@ -110,7 +110,7 @@ def test_hidden_states_and_attentions_come_out_whole():
     assert [tuple(weights.shape) for weights in out.cross_attentions] == [(2, 4, 5, 3)] * 2
     for weights in (*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions):
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
-    assert (out.cross_attentions[0][1, :, :, 2] == 0).all()  # nobody looks at padding
+    assert (out.cross_attentions[0][1, :, :, 2] == 0).all()  # padding is not attended to
     real = out.canvas_mask
     torch.testing.assert_close(out.decoder_hidden_states[-1][real], out.last_hidden_state[real])
 
@@ -126,7 +126,7 @@ def test_eager_and_fused_attention_agree(refinement):
 
 @pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
 @pytest.mark.parametrize("kind", ["one_step", "phantom", "ift", "unrolled"])
-def test_gradient_checkpointing_changes_memory_and_nothing_else(kind, weight_norm):
+def test_gradient_checkpointing_does_not_change_gradients(kind, weight_norm):
     def gradients(checkpointing: bool) -> dict[str, torch.Tensor]:
         model = small_model(gradient=kind, weight_norm=weight_norm).train()
         if checkpointing:
@@ -141,14 +141,14 @@ def test_gradient_checkpointing_changes_memory_and_nothing_else(kind, weight_nor
 
 
 @pytest.mark.parametrize("refinement", ["implicit", "mixed"])
-def test_dropout_is_held_for_the_length_of_a_solve(refinement):
+def test_dropout_masks_are_constant_during_a_solve(refinement):
     """In training f has a fixed point only if it is the same function in every evaluation."""
     model = small_model(refinement=refinement, dropout=0.3, max_nfe=200, tol=1e-8).train()
     if refinement == "mixed":
         model.model.transition.fusion[2].weight.data *= 0.02  # a random fusion cycles between tokens
     out = model(**labelled())
     assert out.converged.all()
-    assert not torch.equal(out.logits, model(**labelled()).logits)  # and drawn anew for the next
+    assert not torch.equal(out.logits, model(**labelled()).logits)  # new masks for the next solve
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -162,13 +162,13 @@ def test_half_precision_weights_are_solved_in_fp32(refinement, dtype):
     assert half.logits.dtype == dtype
     if refinement != "stacked":
         assert half.residual.dtype == torch.float32
-    if refinement != "mixed":  # one other arg-max on the way is another equilibrium
+    if refinement != "mixed":  # a different arg-max leads to another equilibrium
         real = canvas != PAD
         assert (half.logits.float() - exact.logits)[real].abs().mean() < 0.05 * exact.logits[real].abs().mean()
 
 
 def test_revealed_tokens_and_positions_reach_the_equilibrium():
-    """An equilibrium forgets where it started; only what is injected in every evaluation can matter."""
+    """An equilibrium does not depend on the initial state, only on the injection."""
     model, tokens = small_model(tol=1e-9, max_nfe=60), padded(random_sentences(2, shortest=6, longest=6))
     hidden = torch.full((2, 6), MASK)
     revealed = hidden.clone()
@@ -195,7 +195,7 @@ def test_one_evaluation_of_a_deep_transition_is_the_stacked_backbone(layer_norm)
             assert torch.equal(out.logits[out.canvas_mask], expected.logits[out.canvas_mask])
 
 
-def test_an_encoder_run_once_serves_many_canvases():
+def test_encoder_outputs_can_be_reused():
     model, tokens = small_model(), padded(random_sentences(3))
     with torch.no_grad():
         first = model(input_ids=tokens)
@@ -219,7 +219,7 @@ def test_ctc_canvases_are_twice_the_source():
     assert out.canvas_mask.sum(dim=1).tolist() == [6, 2]
 
 
-def test_the_length_head_learns_offsets_and_predicts_them():
+def test_length_head_is_trained_on_and_predicts_offsets():
     core = small_model().model
     source, target = torch.tensor([5, 6, 100]), torch.tensor([7, 3, 1])
     mask = torch.arange(100)[None] < source[:, None]
@@ -230,7 +230,7 @@ def test_the_length_head_learns_offsets_and_predicts_them():
     assert core.length_model.likeliest_lengths(Source(mask[:, :1], None, [], logits), 3).min() == 1
 
 
-def test_the_latent_divergence_is_that_of_two_gaussians():
+def test_latent_divergence_is_the_kl_of_two_gaussians():
     model = small_model(latent="vae", length="ctc")
     head = model.model.latent_head
     for linear in (head.prior, head.posterior):
@@ -250,14 +250,14 @@ def test_the_latent_divergence_is_that_of_two_gaussians():
     torch.testing.assert_close(divergence, (expected.sum(dim=-1) * mask).sum(dim=1))
 
 
-def test_free_bits_put_a_floor_under_the_divergence():
+def test_free_bits_are_a_lower_bound_of_the_divergence():
     with torch.no_grad():
         out = small_model(latent="vae", length="ctc", latent_free_bits=0.5)(**labelled(2))
     lengths = (labelled(2)["input_ids"] != PAD).sum(dim=1)
     torch.testing.assert_close(out.latent_kl, 0.5 * lengths.double())
 
 
-def test_the_latent_prior_speaks_when_there_is_no_target():
+def test_prior_mean_is_used_without_target():
     model = small_model(latent="vae", length="ctc")
     model.model.latent_head.prior.weight.data.normal_(std=0.2)
     with torch.no_grad():
@@ -269,7 +269,7 @@ def test_the_latent_prior_speaks_when_there_is_no_target():
     assert not torch.allclose(with_latent.logits, without.logits)
 
 
-def test_a_bad_batch_is_refused_in_words():
+def test_invalid_batch_is_refused_with_a_clear_error():
     model = small_model()
     good = torch.tensor([[7, 8, 9]])
     for inputs, message in [
@@ -303,7 +303,7 @@ def test_a_bad_batch_is_refused_in_words():
             model(**inputs)
 
 
-def test_a_ctc_source_that_would_overflow_the_canvas_is_refused():
+def test_ctc_source_longer_than_the_canvas_limit_is_refused():
     with pytest.raises(ValueError, match="canvas is 140 positions long"):
         small_model(length="ctc")(input_ids=torch.full((1, 70), 7))
 
@@ -311,7 +311,7 @@ def test_a_ctc_source_that_would_overflow_the_canvas_is_refused():
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 @pytest.mark.parametrize("where", ["encoder", "transition", "shared", "length_head"])
-def test_nan_in_the_weights_never_passes_silently(refinement, where, training):
+def test_nan_in_the_weights_raises_an_error(refinement, where, training):
     model = small_model(refinement=refinement).train(training)
     parameters = list(getattr(model.model, where).parameters())
     parameters[0].data[..., 0] = float("nan")
@@ -322,7 +322,7 @@ def test_nan_in_the_weights_never_passes_silently(refinement, where, training):
             model.model(input_ids=labelled()["input_ids"])
 
 
-def test_a_transition_that_expands_gives_a_finite_answer_marked_as_unconverged():
+def test_expanding_transition_returns_a_finite_unconverged_result():
     model = small_model(refinement="implicit", layer_norm="pre")
     for parameter in model.model.transition.parameters():
         parameter.data.mul_(30)
@@ -333,8 +333,8 @@ def test_a_transition_that_expands_gives_a_finite_answer_marked_as_unconverged()
     assert (out.residual[~out.converged] >= 1e-6).all()
 
 
-def test_what_is_pushed_to_the_hub_is_a_whole_model(tmp_path, monkeypatch):
-    """Everything but the network is real; the commit that would be sent is looked at instead."""
+def test_pushed_folder_contains_complete_model(tmp_path, monkeypatch):
+    """Everything but the network is real; the commit is inspected instead of sent."""
     sent = {}
 
     class Offline(HfApi):
@@ -362,7 +362,7 @@ def test_what_is_pushed_to_the_hub_is_a_whole_model(tmp_path, monkeypatch):
         assert torch.equal(loaded.eval()(input_ids=tokens).logits, expected(input_ids=tokens).logits)
 
 
-def test_a_missing_weight_is_initialised_and_the_others_are_kept(tmp_path):
+def test_missing_weight_is_initialised_and_others_are_loaded(tmp_path):
     """Loading a stacked backbone into a mixed model: the fusion is new, nothing else may change."""
     stacked = small_model(torch.float32, refinement="stacked")
     stacked.save_pretrained(tmp_path)
@@ -375,7 +375,7 @@ def test_a_missing_weight_is_initialised_and_the_others_are_kept(tmp_path):
     assert 0.5 * bound < fusion.abs().max() <= bound
 
 
-def test_the_classes_are_what_transformers_expects():
+def test_classes_have_the_attributes_that_transformers_expects():
     model = small_model()
     assert isinstance(model, PreTrainedModel)
     assert isinstance(model.base_model, DeqNarModel)
@@ -403,7 +403,7 @@ def test_autocast_leaves_the_solver_in_fp32(refinement, kind):
 
 @pytest.mark.parametrize("saved", ["none", "weight"])
 @pytest.mark.parametrize("wanted", ["weight", "spectral", "none"])
-def test_a_checkpoint_is_loaded_with_its_own_weight_norm_or_not_at_all(tmp_path, saved, wanted):
+def test_loading_with_another_weight_norm_is_refused(tmp_path, saved, wanted):
     small_model(torch.float32, weight_norm=saved).save_pretrained(tmp_path)
     if wanted == saved:
         assert DeqNarForConditionalGeneration.from_pretrained(tmp_path, weight_norm=wanted)
@@ -412,7 +412,7 @@ def test_a_checkpoint_is_loaded_with_its_own_weight_norm_or_not_at_all(tmp_path,
             DeqNarForConditionalGeneration.from_pretrained(tmp_path, weight_norm=wanted)
 
 
-def test_an_override_is_checked_like_a_new_configuration(tmp_path):
+def test_configuration_overrides_are_validated(tmp_path):
     small_model(torch.float32).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="tol must be above 0"):
         DeqNarForConditionalGeneration.from_pretrained(tmp_path, tol=-1.0)
@@ -420,14 +420,14 @@ def test_an_override_is_checked_like_a_new_configuration(tmp_path):
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_more_padding_behind_the_labels_changes_nothing(length):
+def test_additional_padding_of_labels_has_no_effect(length):
     model, batch = small_model(length=length), labelled()
     wider = torch.nn.functional.pad(batch["labels"], (0, 3), value=-100)
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).loss, model(input_ids=batch["input_ids"], labels=wider).loss)
 
 
-def test_a_target_longer_than_its_ctc_canvas_has_no_part_in_the_loss():
+def test_target_longer_than_its_ctc_canvas_is_excluded_from_the_loss():
     model = small_model(length="ctc")
     source, target = torch.tensor([[7, 8], [7, PAD]]), torch.tensor([[9, 10, 11], [9, 10, 11]])
     with torch.no_grad():
@@ -437,8 +437,8 @@ def test_a_target_longer_than_its_ctc_canvas_has_no_part_in_the_loss():
     torch.testing.assert_close(both, fitting)
 
 
-def test_an_unrolled_model_keeps_to_its_budget_and_is_observed():
-    model, seen = small_model(gradient="unrolled", gradient_steps=6), []
+def test_unrolled_model_respects_max_nfe_and_calls_the_observer():
+    model, recorded = small_model(gradient="unrolled", gradient_steps=6), []
     tokens = padded(random_sentences(3))
     assert model(input_ids=tokens).nfe.tolist() == [6, 6, 6]
     assert model(input_ids=tokens, max_nfe=2).nfe.tolist() == [2, 2, 2]
@@ -446,19 +446,19 @@ def test_an_unrolled_model_keeps_to_its_budget_and_is_observed():
         other = small_model(**fields)
         source = other.prepare(tokens)
         canvas = other.lay_out(source, lengths=source.lengths)
-        seen.clear()
-        found = other.solve(source, canvas, observe=lambda *step: seen.append(step), keep_trajectory=True)
-        assert len(seen) == len(found.trajectory) == int(found.nfe.max())
+        recorded.clear()
+        found = other.solve(source, canvas, observe=lambda *step: recorded.append(step), keep_trajectory=True)
+        assert len(recorded) == len(found.trajectory) == int(found.nfe.max())
 
 
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 @pytest.mark.parametrize("options", [{"max_nfe": 0}, {"solver": "newton"}, {"tol": 0.0}])
-def test_bad_solver_options_are_refused_whatever_is_refined(refinement, options):
+def test_invalid_solver_options_are_refused_for_every_refinement(refinement, options):
     with pytest.raises(ValueError, match="max_nfe|solver|tol"):
         small_model(refinement=refinement)(input_ids=torch.tensor([[7, 8]]), **options)
 
 
-def test_the_jacobian_penalty_works_on_the_model():
+def test_jacobian_penalty_of_the_model_has_gradients():
     model, tokens = small_model().train(), padded(random_sentences(3))
     source = model.prepare(tokens)
     canvas = model.lay_out(source, lengths=source.lengths)
@@ -488,12 +488,12 @@ def test_an_option_has_an_effect(fields):
     base = {key: value for key, value in fields.items() if key in ("max_nfe", "length")}
     usual, changed = small_model(**{**defaults, **base}), small_model(**{**defaults, **fields})
     with torch.no_grad():
-        ours, theirs = usual(input_ids=tokens), changed(input_ids=tokens)
+        actual, expected = usual(input_ids=tokens), changed(input_ids=tokens)
     if "ctc_upsampling" in fields:
-        assert theirs.logits.shape[1] == ours.logits.shape[1] * 3 // 2
+        assert expected.logits.shape[1] == actual.logits.shape[1] * 3 // 2
     else:
-        width = min(ours.logits.shape[1], theirs.logits.shape[1])
-        assert (ours.logits[:, :width] - theirs.logits[:, :width]).abs().max() > 1e-6
+        width = min(actual.logits.shape[1], expected.logits.shape[1])
+        assert (actual.logits[:, :width] - expected.logits[:, :width]).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_a_gradient_option_has_an_effect(kind, fields):
     assert (gradient(**fields) - gradient()).abs().max() > 1e-7
 
 
-def test_the_parts_of_the_loss_have_their_weights():
+def test_loss_terms_have_their_weights():
     def loss(**fields) -> float:
         model = small_model(**fields)
         if model.model.latent_head is not None:
@@ -529,7 +529,7 @@ def test_the_parts_of_the_loss_have_their_weights():
 
 
 @pytest.mark.parametrize("dropout", [1e-9, 0.1, 0.5, 0.9])
-def test_dropout_masks_have_the_chance_that_was_asked_for(dropout):
+def test_dropout_masks_have_the_requested_probability(dropout):
     kept = draw_dropout_mask(torch.zeros(1, dtype=torch.float64), (1001, 3, 7, 13), dropout)  # not a multiple of four
     assert (kept == 0).double().mean() == pytest.approx(dropout, abs=0.005)
     assert kept.max() == pytest.approx(1 / (1 - dropout), rel=1e-4)
@@ -537,7 +537,7 @@ def test_dropout_masks_have_the_chance_that_was_asked_for(dropout):
     assert (neighbours[1:] * neighbours[:-1]).mean() == pytest.approx(0, abs=0.005)
 
 
-def test_held_dropout_keeps_the_mean_and_is_trimmed_with_its_rows():
+def test_fixed_dropout_masks_preserve_the_mean_and_follow_selected_rows():
     model = small_model(dropout=0.4).train()
     injection = torch.zeros(8, 40, 32, dtype=torch.float64)
     (kept,) = model.model.transition.draw_dropout_masks(injection)
@@ -546,30 +546,30 @@ def test_held_dropout_keeps_the_mean_and_is_trimmed_with_its_rows():
     tokens = padded(random_sentences(8, shortest=2, longest=40))
     mask, source = tokens != PAD, model.prepare(tokens)
     bound = model.model.bind(source, model.lay_out(source, lengths=source.lengths))
-    whole = bound(torch.zeros_like(bound.context.injection))
+    full = bound(torch.zeros_like(bound.context.injection))
     rows = torch.tensor([2, 5])
     narrowed = bound.select(rows).trim(int(mask.sum(dim=1)[rows].max()))
     part = narrowed(torch.zeros_like(narrowed.context.injection))
     for place, row in enumerate(rows.tolist()):
         length = int(mask[row].sum())
-        torch.testing.assert_close(part[place, :length], whole[row, :length])
+        torch.testing.assert_close(part[place, :length], full[row, :length])
 
 
-def test_the_latent_head_samples_in_training_and_ignores_padding_of_the_target():
+def test_latent_head_samples_in_training_and_ignores_target_padding():
     model = small_model(latent="vae", length="ctc", dropout=0.0)
     head = model.model.latent_head
     head.posterior.weight.data.normal_(std=0.3)
     memory, target = torch.randn(1, 4, 32, dtype=torch.float64), torch.randn(1, 5, 32, dtype=torch.float64)
     mask, target_mask = torch.ones(1, 4, dtype=torch.bool), torch.arange(5)[None] < 3
-    seen, divergence = head(memory, mask, target, target_mask)
+    recorded, divergence = head(memory, mask, target, target_mask)
     junk = target.masked_fill(~target_mask[:, :, None], 100.0)
     torch.testing.assert_close(head(memory, mask, junk, target_mask)[1], divergence)
-    assert torch.equal(head(memory, mask, target, target_mask)[0], seen)
+    assert torch.equal(head(memory, mask, target, target_mask)[0], recorded)
     head.train()
     assert not torch.equal(head(memory, mask, target, target_mask)[0], head(memory, mask, target, target_mask)[0])
 
 
-def test_the_state_of_an_explicit_model_is_an_expected_embedding():
+def test_state_of_an_explicit_model_is_an_expected_embedding():
     model, tokens = small_model(refinement="explicit", tol=1e-10, max_nfe=60), padded(random_sentences(2))
     with torch.no_grad():
         out = model(input_ids=tokens)
@@ -579,12 +579,12 @@ def test_the_state_of_an_explicit_model_is_an_expected_embedding():
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 28, 64, 65])
-def test_the_table_of_positions_holds_what_is_computed_for_any_length(length):
+def test_position_table_equals_computed_positions_for_any_length(length):
     arguments = (length, 32, torch.device("cpu"), torch.float32)
     assert torch.equal(position_table(*arguments), sinusoidal_positions(*arguments))
 
 
-def test_a_table_of_positions_made_while_translating_serves_in_training():
+def test_position_table_created_in_inference_mode_can_be_used_in_training():
     _position_table.cache_clear()
     with torch.inference_mode():
         assert not position_table(5, 32, torch.device("cpu"), torch.float32).is_inference()

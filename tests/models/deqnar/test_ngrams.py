@@ -1,4 +1,4 @@
-"""A beam search that knows what follows what: equal to enumeration, alone and in batches, saved and loaded."""
+"""Beam search with n-grams: equal to enumeration, for single sentences and batches, saved and loaded."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ def unsure(seed: int, rows: int, canvas: int, vocabulary: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("order", [2, 3, 4])
-def test_a_wide_beam_finds_the_text_that_enumeration_finds(order):
+def test_wide_beam_agrees_with_enumeration(order):
     language, vocabulary = fluency(order=order), 6
     log_probabilities = unsure(order, 3, 5, vocabulary)
     lengths = torch.tensor([5, 4, 2])
@@ -43,9 +43,9 @@ def test_a_wide_beam_finds_the_text_that_enumeration_finds(order):
             expected[merged] = expected.get(merged, 0.0) + chance
         likelihoods = dict(expected)
         for text, chance in expected.items():
-            whole = (END, *text, END)
-            before = [whole[max(0, place - order + 1) : place] for place in range(1, len(whole))]
-            likely = sum(map(log_chance, before, whole[1:]))
+            full = (END, *text, END)
+            before = [full[max(0, place - order + 1) : place] for place in range(1, len(full))]
+            likely = sum(map(log_chance, before, full[1:]))
             expected[text] = math.log(chance) + language.weight * likely + language.bonus * len(text)
         best = int(scores[row].argmax())
         found = tuple(texts[row, best, : counts[row, best]].tolist())
@@ -58,7 +58,7 @@ def test_a_wide_beam_finds_the_text_that_enumeration_finds(order):
 @pytest.mark.parametrize("least_chance", [0.0, 0.02])
 @pytest.mark.parametrize("beam_size", [2, 5])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size, least_chance):
+def test_sentence_search_agrees_with_batched_search(seed, beam_size, least_chance):
     language, vocabulary = fluency(), 40
     log_probabilities = unsure(seed, 4, 9, vocabulary)
     texts, counts, scores = prefix_beam_search(
@@ -74,8 +74,8 @@ def test_the_beam_of_a_sentence_is_that_of_a_batch(seed, beam_size, least_chance
     candidates = log_probabilities.topk(2 * beam_size + 1, dim=-1).indices
     for row in range(4):
         added, of_end = language.one_by_one()
-        alone = (log_probabilities[row].numpy(), candidates[row].numpy(), BLANK, beam_size)
-        found = prefix_beam_of_sentence(*alone, added, language.bonus, least_chance)
+        single = (log_probabilities[row].numpy(), candidates[row].numpy(), BLANK, beam_size)
+        found = prefix_beam_of_sentence(*single, added, language.bonus, least_chance)
         expected = [tuple(texts[row, place, : counts[row, place]].tolist()) for place in range(beam_size)]
         assert [text for text, _ in found] == expected
         assert [score for _, score in found] == pytest.approx(scores[row].tolist(), abs=1e-4)
@@ -96,7 +96,7 @@ def source() -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(mask)}
 
 
-def test_ngrams_change_what_is_said_and_travel_with_the_model(tmp_path):
+def test_ngrams_change_translations_and_are_saved_with_the_model(tmp_path):
     model, batch = with_ngrams(), source()
     fluent = model.generate(**batch)
     plain = model.generate(**batch, ngram_weight=0.0)
@@ -107,18 +107,18 @@ def test_ngrams_change_what_is_said_and_travel_with_the_model(tmp_path):
     assert (tmp_path / "ngrams.py").is_file()
 
 
-def test_scores_are_log_probabilities_with_ngrams_too():
+def test_scores_with_ngrams_are_log_probabilities():
     model, batch = with_ngrams(), source()
     options = {"return_dict_in_generate": True, "num_return_sequences": 3, "token_bonus": 5.0}
     scores = model.generate(**batch, **options).sequences_scores
     assert (scores < 0).all()
 
 
-def test_new_tokens_are_as_unlikely_as_can_be(tmp_path):
+def test_new_tokens_have_the_lowest_unigram_probability(tmp_path):
     model, batch = with_ngrams(), source()
     before = model.generate(**batch)
     model.resize_token_embeddings(pad_to_multiple_of=64)
-    model.lm_head.weight.data[50:] = model.lm_head.weight.data[1]  # as good as padding, so that nothing changes
+    model.lm_head.weight.data[50:] = model.lm_head.weight.data[1]  # padding, so that nothing changes
     chances = model.model.ngrams.first_chances
     assert len(chances) == 64
     assert (chances[50:] == chances[:50].min()).all()
@@ -128,49 +128,49 @@ def test_new_tokens_are_as_unlikely_as_can_be(tmp_path):
     assert torch.equal(loaded.generate(**batch), before)
 
 
-def test_a_sentence_is_translated_the_same_in_any_company():
+def test_translation_does_not_depend_on_batch():
     model, batch = with_ngrams(), source()
-    together = model.generate(**batch, return_dict_in_generate=True)
+    batched = model.generate(**batch, return_dict_in_generate=True)
     for row, (tokens, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
-        alone = model.generate(tokens[mask.bool()][None], return_dict_in_generate=True)
-        length = alone.sequences.shape[1]
-        assert torch.equal(together.sequences[row, :length], alone.sequences[0])
-        assert together.sequences_scores[row].item() == pytest.approx(alone.sequences_scores[0].item(), abs=1e-4)
+        single = model.generate(tokens[mask.bool()][None], return_dict_in_generate=True)
+        length = single.sequences.shape[1]
+        assert torch.equal(batched.sequences[row, :length], single.sequences[0])
+        assert batched.sequences_scores[row].item() == pytest.approx(single.sequences_scores[0].item(), abs=1e-4)
 
 
-def test_who_asks_for_the_best_path_gets_it():
+def test_ctc_beam_size_1_returns_best_path():
     model, plain, batch = with_ngrams(), small_model(torch.float32, length="ctc"), source()
     assert torch.equal(model.generate(**batch, ctc_beam_size=1), plain.generate(**batch))
     assert torch.equal(model.generate(**batch, ngram_weight=0), plain.generate(**batch, ctc_beam_size=5))
     assert model.generation_config.ngram_weight == 0.5
 
 
-def test_options_that_cannot_be_used_are_refused():
+def test_unsupported_ngram_options_are_refused():
     model, plain, batch = with_ngrams(), small_model(torch.float32, length="ctc"), source()
     with pytest.raises(ValueError, match="this model has no n-grams"):
         plain.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
-    with pytest.raises(ValueError, match="raise ctc_beam_size above 1"):
+    with pytest.raises(ValueError, match="set ctc_beam_size above 1"):
         model.generate(**batch, ctc_beam_size=1, ngram_weight=0.5)
     with pytest.raises(ValueError, match="token_bonus=0.5 has no effect without ngram_weight"):
         model.generate(**batch, ngram_weight=0.0, token_bonus=0.5)
     with pytest.raises(ValueError, match="ngram_weight must be a number from 0 to 100"):
         model.generate(**batch, ngram_weight=-1.0)
-    untold = DeqNarForConditionalGeneration(model.config)
-    with pytest.raises(ValueError, match="n-grams were never learned"):
-        untold.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
+    without_ngrams = DeqNarForConditionalGeneration(model.config)
+    with pytest.raises(ValueError, match="n-grams of this model are empty"):
+        without_ngrams.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_are_searched_together_as_in_turn(monkeypatch, dtype):
+def test_batched_beam_search_agrees_with_search_by_sentence(monkeypatch, dtype):
     model, batch = with_ngrams().to(dtype), source()
-    in_turn = model.generate(**batch, return_dict_in_generate=True)
-    monkeypatch.setattr(generation_deqnar, "in_turn", lambda values: False)
-    together = model.generate(**batch, return_dict_in_generate=True)
-    assert torch.equal(in_turn.sequences, together.sequences)
-    torch.testing.assert_close(in_turn.sequences_scores, together.sequences_scores, rtol=1e-4, atol=1e-4)
+    by_sentence = model.generate(**batch, return_dict_in_generate=True)
+    monkeypatch.setattr(generation_deqnar, "search_by_sentence", lambda values: False)
+    batched = model.generate(**batch, return_dict_in_generate=True)
+    assert torch.equal(by_sentence.sequences, batched.sequences)
+    torch.testing.assert_close(by_sentence.sequences_scores, batched.sequences_scores, rtol=1e-4, atol=1e-4)
 
 
-def test_a_reranker_does_not_choose_what_is_no_text(monkeypatch):
+def test_reranker_does_not_select_unfilled_beam_entries(monkeypatch):
     model = with_ngrams()
     found = torch.tensor([[[7], [8]]]), torch.tensor([[1, 1]]), torch.tensor([[float("-inf"), -1.0]])
     monkeypatch.setattr(model, "_search_beams", lambda *question: found)

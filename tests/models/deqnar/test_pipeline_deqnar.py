@@ -26,7 +26,7 @@ ENGLISH = [english for english, _ in SENTENCES]
 
 
 @pytest.mark.parametrize("length", ["predict", "ctc"])
-def test_by_directory_and_by_object(saved, tokenizer, length):
+def test_pipeline_accepts_a_directory_and_a_model(saved, tokenizer, length):
     named = pipeline("translation", model=str(saved[length]))
     assert isinstance(named, hf_deqnar.DeqNarTranslationPipeline)
     given = pipeline("translation", model=AutoModelForSeq2SeqLM.from_pretrained(saved[length]), tokenizer=tokenizer)
@@ -36,7 +36,7 @@ def test_by_directory_and_by_object(saved, tokenizer, length):
     assert isinstance(answer["translation_text"], str)
 
 
-def test_the_text_is_that_of_generate(saved):
+def test_text_equals_the_output_of_generate(saved):
     translate = pipeline("translation", model=str(saved["predict"]))
     batch = translate.tokenizer(ENGLISH[0], return_tensors="pt")
     sequences = translate.model.generate(**batch, length_beams=3)
@@ -44,7 +44,7 @@ def test_the_text_is_that_of_generate(saved):
     assert translate(ENGLISH[0], length_beams=3) == [{"translation_text": expected}]
 
 
-def test_lists_generators_columns_and_batches(saved):
+def test_lists_generators_and_columns_are_translated_in_batches(saved):
     datasets = pytest.importorskip("datasets", reason="datasets is part of the train extra")
     translate = pipeline("translation", model=str(saved["ctc"]))
     one_by_one = [translate(sentence)[0] for sentence in ENGLISH]
@@ -58,7 +58,7 @@ def test_lists_generators_columns_and_batches(saved):
 
 
 @pytest.mark.parametrize("task", ["translation_en_to_de", "translation_xx_to_yy"])
-def test_task_names_with_languages(saved, task):
+def test_task_names_with_languages_are_accepted(saved, task):
     translate = pipeline(task, model=str(saved["ctc"]))
     assert translate(ENGLISH[0]) == pipeline("translation", model=str(saved["ctc"]))(ENGLISH[0])
 
@@ -70,7 +70,7 @@ def test_other_removed_tasks_stay_removed():
         pipeline("no-such-task")
 
 
-def test_options_per_pipeline_and_per_call(saved):
+def test_options_can_be_set_per_pipeline_and_per_call(saved):
     translate = pipeline("translation", model=str(saved["predict"]), length_beams=4)
     several = translate(ENGLISH[0], num_return_sequences=3)
     assert len(several) == 3
@@ -84,15 +84,15 @@ def test_options_per_pipeline_and_per_call(saved):
     assert len(translate(ENGLISH[:2], num_return_sequences=2)[1]) == 2
 
 
-def test_an_nbest_list_holds_no_text_twice(saved):
-    """Different tokens may spell the same text."""
+def test_nbest_list_has_no_duplicates(saved):
+    """Different tokens can decode to the same text."""
     translate = pipeline("translation", model=str(saved["ctc"]))
     translate.tokenizer.decode = lambda tokens, **options: "ab"[int(tokens[0]) % 2]
     texts = [one["translation_text"] for one in translate(ENGLISH[0], ctc_beam_size=8, num_return_sequences=3)]
     assert sorted(texts) == sorted(set(texts))
 
 
-def test_a_plain_generation_config_is_taken(saved):
+def test_generation_config_of_transformers_is_accepted(saved):
     translate = pipeline("translation", model=str(saved["ctc"]))
     expected = translate(ENGLISH[0])
     translate.model.generation_config = GenerationConfig(max_length=256)
@@ -100,7 +100,7 @@ def test_a_plain_generation_config_is_taken(saved):
 
 
 @pytest.mark.parametrize("text", ["", " ", "\t \n", "\x00", "\x00\x01 \x7f"])
-def test_nothing_translates_to_nothing(saved, text):
+def test_empty_text_translates_to_empty_text(saved, text):
     translate = pipeline("translation", model=str(saved["ctc"]))
     assert translate(text) == [{"translation_text": ""}]
     assert translate([ENGLISH[0], text, ENGLISH[1]], batch_size=3) == [
@@ -109,18 +109,18 @@ def test_nothing_translates_to_nothing(saved, text):
 
 
 @pytest.mark.parametrize("text", ["😀🎉", "שלום עולם", "日本語のテキスト", "a\x07b\x00c", "x" * 40, "ﷺ\u202e!"])
-def test_any_script_gets_an_answer(saved, text):
+def test_any_writing_system_is_translated(saved, text):
     (answer,) = pipeline("translation", model=str(saved["ctc"]))(text)
     assert isinstance(answer["translation_text"], str)
 
 
-def test_control_characters_are_spaces():
+def test_control_characters_are_replaced_by_spaces():
     assert clean_text("a\x00b\r\n") == "a b"
 
 
-def test_a_text_too_long_and_a_thing_that_is_no_text_are_refused(saved):
+def test_too_long_texts_and_other_types_are_refused(saved):
     translate = pipeline("translation", model=str(saved["ctc"]))
-    with pytest.raises(ValueError, match="tokens is too long, this model takes 64"):
+    with pytest.raises(ValueError, match="tokens is too long: this model supports 64"):
         translate("word " * 2000)
     with pytest.raises(ValueError, match="Only text can be translated.*int"):
         translate([1, 2])
@@ -148,7 +148,7 @@ def test_a_reranker_of_another_vocabulary_is_refused_even_if_it_is_as_large(save
     other = tmp_path / "other"
     reranker(len(tokenizer)).save_pretrained(other)
     train_tokenizer(["zzz yyy xxx" * 9, "Etwas anderes."] * 9, vocab_size=len(tokenizer)).save_pretrained(other)
-    refusal = "The vocabulary of .*other.* is not the model's.*there; both must be trained"
+    refusal = "The vocabulary of .*other.* differs from the model's.*there; both must be trained"
     with pytest.raises(ValueError, match=refusal):
         translate(ENGLISH[0], length_beams=2, reranker=str(other))
     translate.model.generation_config.update(length_beams=2, reranker=str(other))
@@ -156,7 +156,7 @@ def test_a_reranker_of_another_vocabulary_is_refused_even_if_it_is_as_large(save
         translate(ENGLISH[0])
 
 
-def test_the_options_of_the_older_pipeline(saved):
+def test_options_of_the_former_pipeline_are_supported(saved):
     translate = pipeline("translation", model=str(saved["ctc"]))
     assert translate("word " * 2000, truncation=True)[0]["translation_text"]
     (answer,) = translate(ENGLISH[0], return_tensors=True)
@@ -177,7 +177,7 @@ def test_empty_texts_have_as_many_translations_as_others(saved):
         assert [one["translation_token_ids"].tolist() for one in nothing] == [[translate.tokenizer.pad_token_id]] * 3
 
 
-def test_a_model_that_is_told_in_words_what_to_do_gets_its_prefix(tokenizer):
+def test_task_prefix_is_added_for_t5(tokenizer):
     model = reranker(len(tokenizer))
     model.config.prefix = "translate English to German: "
     translate = pipeline("translation", model=model, tokenizer=tokenizer)
@@ -189,13 +189,13 @@ def test_a_model_that_is_told_in_words_what_to_do_gets_its_prefix(tokenizer):
     assert torch.equal(translate.preprocess("A man.", src_lang="en", tgt_lang="de")["input_ids"], expected)
 
 
-def test_languages_reach_a_multilingual_tokenizer(tokenizer):
-    """M2M100 and its kin: the tokenizer builds the inputs for a pair of languages."""
-    seen = {}
+def test_languages_are_passed_to_a_multilingual_tokenizer(tokenizer):
+    """M2M100 and similar models: the tokenizer builds the inputs for a pair of languages."""
+    recorded = {}
 
     class Multilingual(type(tokenizer)):
         def _build_translation_inputs(self, text, return_tensors, src_lang, tgt_lang):
-            seen.update(src_lang=src_lang, tgt_lang=tgt_lang)
+            recorded.update(src_lang=src_lang, tgt_lang=tgt_lang)
             return {**self(text, return_tensors=return_tensors), "forced_bos_token_id": 7}
 
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
@@ -204,12 +204,12 @@ def test_languages_reach_a_multilingual_tokenizer(tokenizer):
     multilingual = Multilingual(tokenizer_object=tokenizer.backend_tokenizer, pad_token="<pad>", eos_token="</s>")
     translate = pipeline("translation_en_to_de", model=model, tokenizer=multilingual)
     translate(ENGLISH[0], max_length=5)
-    assert seen == {"src_lang": "en", "tgt_lang": "de"}
+    assert recorded == {"src_lang": "en", "tgt_lang": "de"}
     translate(ENGLISH[0], src_lang="fr", tgt_lang="it", max_length=5)
-    assert seen == {"src_lang": "fr", "tgt_lang": "it"}
+    assert recorded == {"src_lang": "fr", "tgt_lang": "it"}
 
 
-def test_without_the_package_but_with_trust(saved, tmp_path):
+def test_pipeline_works_as_remote_code(saved, tmp_path):
     script = (
         "import json, sys; sys.modules['hf_deqnar'] = None\n"
         "from transformers import pipeline\n"
@@ -226,7 +226,7 @@ def test_without_the_package_but_with_trust(saved, tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == pipeline("translation", model=str(saved["ctc"]))(ENGLISH)
 
 
-def test_the_sample_of_the_front_page_runs(saved):
+def test_readme_example_runs(saved):
     translate = pipeline("translation", model=str(saved["predict"]))
     translate("A man is riding a horse.")
     model = AutoModelForSeq2SeqLM.from_pretrained(saved["predict"])

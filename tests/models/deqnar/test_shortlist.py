@@ -19,12 +19,12 @@ def listed_model(size: int = 4, common: int = 5, **fields) -> DeqNarForCondition
 
 
 def words_of(shortlist: Shortlist, sentence: list[int]) -> set[int]:
-    """What a sentence may be made of, said in Python."""
+    """The shortlist of a sentence, computed in plain Python."""
     listed = {int(token) for word in sentence for token in shortlist.companions[word]}
     return listed | set(shortlist.common.tolist()) | set(shortlist.never)
 
 
-def test_the_words_of_a_batch_are_those_of_each_row():
+def test_shortlist_of_a_batch_is_the_union_of_its_rows():
     shortlist = listed_model().model.shortlist
     sentences = random_sentences(5, seed=3)
     tokens = padded(sentences, extra=2)
@@ -32,44 +32,44 @@ def test_the_words_of_a_batch_are_those_of_each_row():
     for row, sentence in enumerate(sentences):
         expected = words_of(shortlist, sentence)
         assert set(words.tokens[~words.outside[row, 0]].tolist()) == expected
-        alone = shortlist(torch.tensor([sentence]), torch.ones(1, len(sentence), dtype=torch.bool))
-        assert set(alone.tokens.tolist()) == expected
-        assert alone.outside is None
+        single = shortlist(torch.tensor([sentence]), torch.ones(1, len(sentence), dtype=torch.bool))
+        assert set(single.tokens.tolist()) == expected
+        assert single.outside is None
 
 
 @pytest.mark.parametrize("length", ["ctc", "predict"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_list_of_all_tokens_changes_nothing(refinement, length):
+def test_shortlist_of_all_tokens_has_no_effect(refinement, length):
     model = listed_model(size=VOCABULARY, common=VOCABULARY, refinement=refinement, length=length)
     tokens = padded(random_sentences(4, seed=3))
     for options in ({}, {"refinement_passes": 2}, {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}):
-        ours = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True)
-        whole = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True, shortlist=False)
-        assert torch.equal(ours.sequences, whole.sequences)
-        assert torch.equal(ours.nfe, whole.nfe)
-        torch.testing.assert_close(ours.sequences_scores, whole.sequences_scores)
-        for drafts, others in zip(ours.trajectory, whole.trajectory, strict=True):
+        actual = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True)
+        full = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True, shortlist=False)
+        assert torch.equal(actual.sequences, full.sequences)
+        assert torch.equal(actual.nfe, full.nfe)
+        torch.testing.assert_close(actual.sequences_scores, full.sequences_scores)
+        for drafts, others in zip(actual.trajectory, full.trajectory, strict=True):
             assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(drafts, others, strict=True))
 
 
 @pytest.mark.parametrize("length", ["ctc", "predict"])
 @pytest.mark.parametrize("refinement", REFINEMENTS)
-def test_a_translation_does_not_depend_on_its_batch_and_is_made_of_its_words(refinement, length):
+def test_translation_does_not_depend_on_batch_and_uses_its_shortlist(refinement, length):
     model = listed_model(refinement=refinement, length=length)
     sentences = random_sentences(6, seed=3)
     options = {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}
     for chosen in ({}, {"refinement_passes": 2}, options):
-        together = model.generate(padded(sentences, extra=1), **chosen, return_dict_in_generate=True)
+        batched = model.generate(padded(sentences, extra=1), **chosen, return_dict_in_generate=True)
         for row, sentence in enumerate(sentences):
-            alone = model.generate(torch.tensor([sentence]), **chosen, return_dict_in_generate=True)
-            said = [token for token in together.sequences[row].tolist() if token != PAD]
-            assert said == [token for token in alone.sequences[0].tolist() if token != PAD]
-            assert together.nfe[row] == alone.nfe[0]
-            torch.testing.assert_close(together.sequences_scores[row], alone.sequences_scores[0])
-            assert set(said) <= words_of(model.model.shortlist, sentence)
+            single = model.generate(torch.tensor([sentence]), **chosen, return_dict_in_generate=True)
+            output = [token for token in batched.sequences[row].tolist() if token != PAD]
+            assert output == [token for token in single.sequences[0].tolist() if token != PAD]
+            assert batched.nfe[row] == single.nfe[0]
+            torch.testing.assert_close(batched.sequences_scores[row], single.sequences_scores[0])
+            assert set(output) <= words_of(model.model.shortlist, sentence)
 
 
-def test_scores_are_those_of_a_vocabulary_without_the_others():
+def test_scores_are_normalised_over_the_shortlist():
     model = listed_model(refinement="implicit", length="ctc")
     tokens = padded(random_sentences(3, seed=4))
     words = model.model.shortlist(tokens, tokens != PAD)
@@ -88,15 +88,15 @@ def test_scores_are_those_of_a_vocabulary_without_the_others():
     torch.testing.assert_close(scores, expected.amax(dim=-1))
 
 
-def test_what_is_never_written_can_be_thought_of_but_not_said():
-    """A transition was trained on the whole vocabulary, and may say <mask> to itself."""
+def test_special_tokens_are_never_generated():
+    """Special tokens are on the shortlist, because the transition is trained on the full vocabulary."""
     model = listed_model(refinement="implicit", length="ctc")
     never = never_written(model.config)
     words = model.model.shortlist(torch.tensor([[8, 9]]), torch.ones(1, 2, dtype=torch.bool))
     assert set(never) <= set(words.tokens.tolist())
     features = model.lm_head.weight[never][None] * 100
     assert not set(model.read_tokens(features, words).flatten().tolist()) & set(never)
-    assert model.model.shortlist.whole_vocabulary().tokens.tolist() == list(range(VOCABULARY))
+    assert model.model.shortlist.full_vocabulary().tokens.tolist() == list(range(VOCABULARY))
 
 
 def test_rows_are_selected():
@@ -107,7 +107,7 @@ def test_rows_are_selected():
     assert logits[:, 0].tolist() == [[float("-inf"), 0], [0, float("-inf")]]
 
 
-def test_it_is_saved_with_the_model_and_kept_by_its_equilibrium(tmp_path):
+def test_shortlist_is_saved_and_copied_by_from_backbone(tmp_path):
     model = listed_model(dtype=torch.float32, refinement="stacked", length="ctc")
     model.save_pretrained(tmp_path)
     loaded = DeqNarForConditionalGeneration.from_pretrained(tmp_path)
@@ -119,7 +119,7 @@ def test_it_is_saved_with_the_model_and_kept_by_its_equilibrium(tmp_path):
 
 
 @pytest.mark.parametrize("size", [VOCABULARY + 3, VOCABULARY])
-def test_new_tokens_are_on_every_list(size, tmp_path):
+def test_new_tokens_are_on_every_shortlist(size, tmp_path):
     model = listed_model(dtype=torch.float32, length="ctc")
     known, before = padded(random_sentences(4, seed=3)), words_of(model.model.shortlist, [8, 9])
     model.resize_token_embeddings(size)
@@ -133,11 +133,11 @@ def test_new_tokens_are_on_every_list(size, tmp_path):
     assert model.config.vocab_size == size
 
 
-def test_what_cannot_be_is_refused():
+def test_impossible_shortlist_options_are_refused():
     tokens = torch.tensor([[8, 9]])
-    with pytest.raises(ValueError, match="shortlist=True, but this model has none"):
+    with pytest.raises(ValueError, match="shortlist=True, but this model has no shortlist"):
         small_model().generate(tokens, shortlist=True)
-    with pytest.raises(ValueError, match="never learned; give it one with hf-deqnar shortlist"):
+    with pytest.raises(ValueError, match="is empty; create it with hf-deqnar shortlist"):
         small_model(shortlist_size=3, shortlist_common=3).generate(tokens)
     with pytest.raises(ValueError, match="shortlist must be unset, True or False, not 3"):
         small_model().generate(tokens, shortlist=3)

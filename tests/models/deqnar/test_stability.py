@@ -26,7 +26,7 @@ def two_layers() -> nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["weight", "spectral"])
-def test_rescaling_changes_nothing_at_first_and_can_be_removed(kind):
+def test_initial_rescaling_has_no_effect_and_can_be_removed(kind):
     module, inputs = two_layers(), torch.randn(3, 6, dtype=torch.float64)
     before = module(inputs)
     rescale_weights(module, kind)
@@ -49,13 +49,13 @@ def test_norms_are_as_precise_under_autocast(kind):
 
 
 @pytest.mark.parametrize("kind", ["weight", "spectral"])
-def test_the_scale_decides_the_norm(kind):
+def test_scale_determines_the_norm(kind):
     module = two_layers()
     rescale_weights(module, kind)
     rescaled, raw = rescaling_of(module[0])
     with torch.no_grad():
         rescaled.scale.fill_(0.7)
-        raw.mul_(13)  # the direction stays, the length no longer matters
+        raw.mul_(13)  # the direction is the same, the length has no effect
     norm = module[0].weight.norm(dim=1) if kind == "weight" else torch.linalg.matrix_norm(module[0].weight, 2)
     torch.testing.assert_close(norm, torch.full_like(norm, 0.7), rtol=1e-3, atol=0)
 
@@ -79,7 +79,7 @@ def test_power_iteration_follows_the_weights():
     torch.testing.assert_close(rescaled.norm(raw), torch.linalg.matrix_norm(raw, 2))
 
 
-def test_weights_are_computed_once_for_the_length_of_a_solve(monkeypatch):
+def test_rescaled_weights_are_computed_once_per_solve(monkeypatch):
     model = small_model(weight_norm="spectral").train()
     rescaled, _ = rescaling_of(model.model.transition.layers[0].feed_forward.expand)
     calls = []
@@ -109,7 +109,7 @@ def test_the_jacobian_penalty_can_be_minimised_and_ignores_padding():
     assert weight.grad.diagonal().min() > 0
 
 
-def test_the_initial_condition_loss_pulls_the_first_evaluation_only():
+def test_initial_condition_loss_has_a_gradient_of_the_first_evaluation_only():
     first = torch.zeros(2, 3, 4, requires_grad=True)
     equilibrium = torch.ones(2, 3, 4, requires_grad=True)
     mask = torch.tensor([[True, True, False], [True, False, False]])
@@ -121,7 +121,7 @@ def test_the_initial_condition_loss_pulls_the_first_evaluation_only():
     assert (first.grad[mask] < 0).all()
 
 
-def test_the_correction_state_is_drawn_evenly_from_each_rows_own_path():
+def test_correction_state_is_drawn_uniformly_from_the_trajectory_of_each_row():
     function = Contraction.random(rows=3, positions=2, features=4, strength=0.95)
     path = solve(function, function.zeros, keep_trajectory=True, tol=1e-5, max_nfe=40)
     counts = torch.zeros(3, 41)
@@ -131,7 +131,7 @@ def test_the_correction_state_is_drawn_evenly_from_each_rows_own_path():
         for index, step in enumerate(path.trajectory):
             for place, row in enumerate(step.rows.tolist()):
                 counts[row, index] += torch.equal(chosen.value[row], step.value[place])
-    assert (counts.sum(dim=1) == 600).all()  # always a state of the row's own path
+    assert (counts.sum(dim=1) == 600).all()  # always a state of the row's own trajectory
     for row in range(3):
         visited = counts[row, : int(path.nfe[row])]
         assert (visited > 0).all()

@@ -25,11 +25,11 @@ def test_logits_do_not_depend_on_the_batch():
     tokens = padded(sentences)
     labels = tokens.masked_fill(tokens == PAD, -100)
     with torch.no_grad():
-        together = model(input_ids=tokens, attention_mask=(tokens != PAD).long(), labels=labels).logits
+        batched = model(input_ids=tokens, attention_mask=(tokens != PAD).long(), labels=labels).logits
         for row, sentence in enumerate(sentences):
-            alone = torch.tensor([sentence])
-            logits = model(input_ids=alone, labels=alone).logits[0]
-            torch.testing.assert_close(together[row, : len(sentence)], logits)
+            single = torch.tensor([sentence])
+            logits = model(input_ids=single, labels=single).logits[0]
+            torch.testing.assert_close(batched[row, : len(sentence)], logits)
 
 
 def test_one_hot_embeddings_give_the_logits_of_the_tokens():
@@ -89,12 +89,12 @@ def recurrent_student(dtype: torch.dtype = torch.float64, **overrides):
 @pytest.mark.parametrize("length", ["predict", "ctc"])
 def test_student_translation_does_not_depend_on_batch(length):
     model, sentences = recurrent_student(length=length), random_sentences(4)
-    together = model.generate(padded(sentences, extra=3), return_dict_in_generate=True)
+    batched = model.generate(padded(sentences, extra=3), return_dict_in_generate=True)
     for row, sentence in enumerate(sentences):
-        alone = model.generate(torch.tensor([sentence]), return_dict_in_generate=True)
-        count = int((alone.sequences[0] != PAD).sum())
-        assert together.sequences[row, :count].tolist() == alone.sequences[0, :count].tolist()
-        torch.testing.assert_close(together.sequences_scores[row], alone.sequences_scores[0])
+        single = model.generate(torch.tensor([sentence]), return_dict_in_generate=True)
+        count = int((single.sequences[0] != PAD).sum())
+        assert batched.sequences[row, :count].tolist() == single.sequences[0, :count].tolist()
+        torch.testing.assert_close(batched.sequences_scores[row], single.sequences_scores[0])
 
 
 def test_student_trains_and_survives_save_and_load(tmp_path):

@@ -41,7 +41,7 @@ ALTERNATIVES = (
 def load_teacher_and_tokenizer(
     teacher: PreTrainedModel | str | os.PathLike, tokenizer: Any = None
 ) -> tuple[PreTrainedModel, Any]:
-    """The teacher as a model, and its tokenizer; what is given by directory or hub id is loaded."""
+    """The teacher and its tokenizer, loaded if given by directory or hub id."""
     if isinstance(teacher, str | os.PathLike):
         check_convertible(AutoConfig.from_pretrained(teacher))  # before the weights are downloaded
         name, teacher = teacher, AutoModelForSeq2SeqLM.from_pretrained(teacher)
@@ -56,7 +56,7 @@ def load_teacher_and_tokenizer(
 
 
 def check_convertible(teacher: PreTrainedConfig) -> None:
-    """Refuse a teacher whose layers a student cannot take over."""
+    """Raise ValueError for a teacher whose layers cannot be converted."""
     if teacher.model_type not in CONVERTIBLE_TYPES:
         raise ValueError(
             f"from_teacher converts {' and '.join(CONVERTIBLE_TYPES)} models, and the layers of a {teacher.model_type} "
@@ -94,62 +94,64 @@ def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: di
 
 def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict[str, Tensor]:
     """The teacher's weights under the names they have in a student of this configuration."""
-    theirs = teacher.state_dict()
-    if theirs["final_logits_bias"].any():
+    state_dict = teacher.state_dict()
+    if state_dict["final_logits_bias"].any():
         logger.warning("The teacher's final_logits_bias is not copied: a student has none.")
-    weights = {"model.shared.weight": theirs["model.shared.weight"], "lm_head.weight": theirs["lm_head.weight"]}
+    weights = {"model.shared.weight": state_dict["model.shared.weight"], "lm_head.weight": state_dict["lm_head.weight"]}
     for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_depth)):
         available = getattr(teacher.config, f"{side}_layers")
         if count > available:
             raise ValueError(f"The student's {side} has {count} layers but the teacher's only {available}.")
-        home = "model.encoder.layers" if side == "encoder" else "model.transition.layers"
+        target = "model.encoder.layers" if side == "encoder" else "model.transition.layers"
         width = getattr(config, f"{side}_ffn_dim")
         for number in range(count):
-            layer = _student_layer(theirs, f"model.{side}.layers.{number}", f"{home}.{number}", side == "decoder")
-            weights |= _widen_feed_forward(layer, f"{home}.{number}.feed_forward", width)
+            layer = _student_layer(state_dict, f"model.{side}.layers.{number}", f"{target}.{number}", side == "decoder")
+            weights |= _widen_feed_forward(layer, f"{target}.{number}.feed_forward", width)
     if teacher.config.model_type == "bart" and config.positions == "learned":
-        for side, home in (("encoder", "source_positions"), ("decoder", "canvas_positions")):
-            weights[f"model.{home}.table.weight"] = theirs[f"model.{side}.embed_positions.weight"][LEARNED_OFFSET:]
+        for side, target in (("encoder", "source_positions"), ("decoder", "canvas_positions")):
+            weights[f"model.{target}.table.weight"] = state_dict[f"model.{side}.embed_positions.weight"][
+                LEARNED_OFFSET:
+            ]
             for name in ("weight", "bias"):
-                weights[f"model.{home}.norm.{name}"] = theirs[f"model.{side}.layernorm_embedding.{name}"]
+                weights[f"model.{target}.norm.{name}"] = state_dict[f"model.{side}.layernorm_embedding.{name}"]
     return weights
 
 
-def _student_layer(theirs: dict[str, Tensor], source: str, home: str, decoder: bool) -> dict[str, Tensor]:
+def _student_layer(state_dict: dict[str, Tensor], source: str, target: str, decoder: bool) -> dict[str, Tensor]:
     """One layer: the projections of queries, keys and values are concatenated."""
     weights = {}
     norms = ["self_attn_layer_norm", *(["encoder_attn_layer_norm"] if decoder else []), "final_layer_norm"]
     for kind in ("weight", "bias"):
 
         def joined(attention: str, parts: str, kind: str = kind) -> Tensor:
-            return torch.cat([theirs[f"{source}.{attention}.{part}_proj.{kind}"] for part in parts])
+            return torch.cat([state_dict[f"{source}.{attention}.{part}_proj.{kind}"] for part in parts])
 
-        weights[f"{home}.self_attention.query_key_value.{kind}"] = joined("self_attn", "qkv")
-        weights[f"{home}.self_attention.output.{kind}"] = theirs[f"{source}.self_attn.out_proj.{kind}"]
+        weights[f"{target}.self_attention.query_key_value.{kind}"] = joined("self_attn", "qkv")
+        weights[f"{target}.self_attention.output.{kind}"] = state_dict[f"{source}.self_attn.out_proj.{kind}"]
         if decoder:
-            weights[f"{home}.cross_attention.query.{kind}"] = joined("encoder_attn", "q")
-            weights[f"{home}.cross_attention.key_value.{kind}"] = joined("encoder_attn", "kv")
-            weights[f"{home}.cross_attention.output.{kind}"] = theirs[f"{source}.encoder_attn.out_proj.{kind}"]
-        weights[f"{home}.feed_forward.expand.{kind}"] = theirs[f"{source}.fc1.{kind}"]
-        weights[f"{home}.feed_forward.contract.{kind}"] = theirs[f"{source}.fc2.{kind}"]
+            weights[f"{target}.cross_attention.query.{kind}"] = joined("encoder_attn", "q")
+            weights[f"{target}.cross_attention.key_value.{kind}"] = joined("encoder_attn", "kv")
+            weights[f"{target}.cross_attention.output.{kind}"] = state_dict[f"{source}.encoder_attn.out_proj.{kind}"]
+        weights[f"{target}.feed_forward.expand.{kind}"] = state_dict[f"{source}.fc1.{kind}"]
+        weights[f"{target}.feed_forward.contract.{kind}"] = state_dict[f"{source}.fc2.{kind}"]
         for place, norm in enumerate(norms):
-            weights[f"{home}.norms.{place}.{kind}"] = theirs[f"{source}.{norm}.{kind}"]
+            weights[f"{target}.norms.{place}.{kind}"] = state_dict[f"{source}.{norm}.{kind}"]
     return weights
 
 
-def _widen_feed_forward(layer: dict[str, Tensor], home: str, width: int) -> dict[str, Tensor]:
+def _widen_feed_forward(layer: dict[str, Tensor], target: str, width: int) -> dict[str, Tensor]:
     """A feed-forward network with more units. Output weights of new units are zero, so the function is unchanged."""
-    expand = layer[f"{home}.expand.weight"]
+    expand = layer[f"{target}.expand.weight"]
     new, states = width - expand.shape[0], expand.shape[1]
     if new <= 0:
         return layer
     more = {
-        f"{home}.expand.weight": expand.new_empty(new, states).normal_(std=states**-0.5),
-        f"{home}.expand.bias": expand.new_zeros(new),
+        f"{target}.expand.weight": expand.new_empty(new, states).normal_(std=states**-0.5),
+        f"{target}.expand.bias": expand.new_zeros(new),
     }
     wider = {name: torch.cat([layer[name], added]) for name, added in more.items()}
-    contract = layer[f"{home}.contract.weight"]
-    wider[f"{home}.contract.weight"] = torch.cat([contract, contract.new_zeros(states, new)], dim=1)
+    contract = layer[f"{target}.contract.weight"]
+    wider[f"{target}.contract.weight"] = torch.cat([contract, contract.new_zeros(states, new)], dim=1)
     return {**layer, **wider}
 
 
@@ -158,45 +160,48 @@ def weights_for_teacher(student: PreTrainedModel, teacher: PreTrainedConfig) -> 
 
     As many layers are converted as both models have.
     """
-    config, ours = student.config, student.state_dict()
+    config, state_dict = student.config, student.state_dict()
     for name, needed in MARIAN_FIELDS.items():
         if getattr(config, name) != needed:
             raise ValueError(
                 f"A teacher can start from a student with {name}={needed}, but this one has {getattr(config, name)}."
             )
-    weights = {"model.shared.weight": ours["model.shared.weight"]}
-    for side, home, count in (
+    weights = {"model.shared.weight": state_dict["model.shared.weight"]}
+    for side, target, count in (
         ("encoder", "model.encoder.layers", config.encoder_layers),
         ("decoder", "model.transition.layers", config.decoder_depth),
     ):
         for number in range(min(count, getattr(teacher, f"{side}_layers"))):
-            weights |= _marian_layer(ours, f"{home}.{number}", f"model.{side}.layers.{number}", side == "decoder")
+            weights |= _marian_layer(
+                state_dict, f"{target}.{number}", f"model.{side}.layers.{number}", side == "decoder"
+            )
     return weights
 
 
-def _marian_layer(ours: dict[str, Tensor], source: str, home: str, decoder: bool) -> dict[str, Tensor]:
+def _marian_layer(state_dict: dict[str, Tensor], source: str, target: str, decoder: bool) -> dict[str, Tensor]:
     """One layer: the concatenated projections of queries, keys and values are split."""
     weights = {}
     attentions = {"self_attn": ("self_attention", {"query_key_value": "qkv"})}
     if decoder:
         attentions["encoder_attn"] = ("cross_attention", {"query": "q", "key_value": "kv"})
     for kind in ("weight", "bias"):
-        for place, (theirs, (attention, joined)) in enumerate(attentions.items()):
+        for place, (marian_attention, (attention, joined)) in enumerate(attentions.items()):
             for name, parts in joined.items():
-                chunks = ours[f"{source}.{attention}.{name}.{kind}"].chunk(len(parts))
+                chunks = state_dict[f"{source}.{attention}.{name}.{kind}"].chunk(len(parts))
                 weights |= {
-                    f"{home}.{theirs}.{part}_proj.{kind}": chunk for part, chunk in zip(parts, chunks, strict=True)
+                    f"{target}.{marian_attention}.{part}_proj.{kind}": chunk
+                    for part, chunk in zip(parts, chunks, strict=True)
                 }
-            weights[f"{home}.{theirs}.out_proj.{kind}"] = ours[f"{source}.{attention}.output.{kind}"]
-            weights[f"{home}.{theirs}_layer_norm.{kind}"] = ours[f"{source}.norms.{place}.{kind}"]
-        weights[f"{home}.fc1.{kind}"] = ours[f"{source}.feed_forward.expand.{kind}"]
-        weights[f"{home}.fc2.{kind}"] = ours[f"{source}.feed_forward.contract.{kind}"]
-        weights[f"{home}.final_layer_norm.{kind}"] = ours[f"{source}.norms.{len(attentions)}.{kind}"]
+            weights[f"{target}.{marian_attention}.out_proj.{kind}"] = state_dict[f"{source}.{attention}.output.{kind}"]
+            weights[f"{target}.{marian_attention}_layer_norm.{kind}"] = state_dict[f"{source}.norms.{place}.{kind}"]
+        weights[f"{target}.fc1.{kind}"] = state_dict[f"{source}.feed_forward.expand.{kind}"]
+        weights[f"{target}.fc2.{kind}"] = state_dict[f"{source}.feed_forward.contract.{kind}"]
+        weights[f"{target}.final_layer_norm.{kind}"] = state_dict[f"{source}.norms.{len(attentions)}.{kind}"]
     return weights
 
 
 def backbone_weights(backbone: PreTrainedModel, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The backbone's weights; the last layer of a `mixed` model's fusion, which it lacks, is zero at first."""
+    """The backbone's weights; the last layer of a `mixed` model's fusion, which it lacks, is initialised to zero."""
     last_fusion_layer = {
         name: torch.zeros_like(weight)
         for name, weight in model.state_dict().items()

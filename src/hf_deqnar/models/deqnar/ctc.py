@@ -1,4 +1,4 @@
-"""Matching a canvas with a target: how many ways, which is best, and what text a path stands for."""
+"""CTC: loss, Viterbi alignment, collapsing and prefix beam search."""
 
 import math
 from collections.abc import Callable
@@ -24,10 +24,10 @@ def ctc_loss(
 
     Args:
         logits: rows × canvas × vocabulary.
-        targets: rows × length; what stands behind `target_lengths` is not read.
+        targets: rows × length; positions beyond `target_lengths` are ignored.
         blank: id of the blank token, which is never part of a target.
     """
-    # The log-softmax must span all classes: torch's CTC gradient is only right behind one.
+    # The log-softmax must span all classes: the gradient of torch's CTC loss is only correct after one.
     log_probs = functional.log_softmax(full_precision(logits), dim=-1)
     loss = ctc_of_log_probs(log_probs, targets, canvas_lengths, target_lengths, blank)
     return loss, needed_canvas(targets, target_lengths) <= canvas_lengths
@@ -36,7 +36,7 @@ def ctc_loss(
 def ctc_of_log_probs(
     log_probs: Tensor, targets: Tensor, canvas_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
-    """The same from log-probabilities, of which some may be left out; 0 for a target that does not fit."""
+    """CTC loss of log-probabilities, which may cover a part of the vocabulary; 0 for a target that does not fit."""
     return functional.ctc_loss(
         log_probs.transpose(0, 1),
         targets.clamp_min(0),
@@ -49,43 +49,43 @@ def ctc_of_log_probs(
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """At least float32: sums over a vocabulary need it."""
+    """Convert to at least float32, for sums over the vocabulary."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def likeliest(logits: Tensor, block: int = 64) -> Tensor:
-    """The arg-max over the last dimension, found block by block: on a CPU torch's own takes as long as the projection.
+    """Arg-max over the last dimension, block by block: on a CPU `torch.argmax` takes as long as the projection.
 
     >>> likeliest(torch.tensor([[0.0, 3.0, 1.0, 2.0, 3.0]]), block=2)
     tensor([1])
     """
-    whole = logits.shape[-1] // block * block
-    if whole == 0:
+    divisible = logits.shape[-1] // block * block
+    if divisible == 0:
         return logits.argmax(dim=-1)
-    blocks = logits[..., :whole].unflatten(-1, (-1, block))
+    blocks = logits[..., :divisible].unflatten(-1, (-1, block))
     highest, index = blocks.amax(dim=-1).max(dim=-1)  # of every block, then among blocks
     inside = blocks.gather(-2, index[..., None, None].expand(*index.shape, 1, block))[..., 0, :].argmax(dim=-1)
     best = index * block + inside
-    if whole == logits.shape[-1]:
+    if divisible == logits.shape[-1]:
         return best
-    rest, place = logits[..., whole:].max(dim=-1)
-    return torch.where(rest > highest, whole + place, best)
+    rest, place = logits[..., divisible:].max(dim=-1)
+    return torch.where(rest > highest, divisible + place, best)
 
 
 def needed_canvas(targets: Tensor, target_lengths: Tensor) -> Tensor:
-    """The shortest canvas of every row: its tokens, and a blank between any two equal neighbours."""
+    """The shortest canvas of every row: its tokens, and a blank between equal neighbours."""
     inside = torch.arange(1, targets.shape[1], device=targets.device)[None] < target_lengths[:, None]
     return target_lengths + ((targets[:, 1:] == targets[:, :-1]) & inside).sum(dim=1)
 
 
 def collapse(path: Tensor, lengths: Tensor, blank: int, padding: int) -> tuple[Tensor, Tensor]:
-    """The text a CTC path stands for: repetitions merged, then blanks dropped. Rows × longest, and their lengths.
+    """The text of a CTC path: merge repetitions, then remove blanks. Rows × longest, and their lengths.
 
     >>> collapse(torch.tensor([[7, 7, 0, 7, 8, 0]]), torch.tensor([6]), blank=0, padding=1)[0]
     tensor([[7, 7, 8]])
     """
-    kept = starts_of_runs(path, lengths) & (path != blank)
-    return pack(path, kept, padding)
+    selected = starts_of_runs(path, lengths) & (path != blank)
+    return pack(path, selected, padding)
 
 
 def starts_of_runs(path: Tensor, lengths: Tensor) -> Tensor:
@@ -96,16 +96,16 @@ def starts_of_runs(path: Tensor, lengths: Tensor) -> Tensor:
     return changes & inside
 
 
-def pack(values: Tensor, kept: Tensor, padding: float) -> tuple[Tensor, Tensor]:
-    """Move what is kept to the front of each row, in order: rows × longest, and how much was kept."""
-    counts = kept.sum(dim=1)
+def pack(values: Tensor, selected: Tensor, padding: float) -> tuple[Tensor, Tensor]:
+    """Move selected values to the front of each row, in order: rows × longest, and their number."""
+    counts = selected.sum(dim=1)
     if len(values) == 1 and int(counts) > 0:
-        return values[kept][None], counts
-    order = (~kept).to(torch.int8).argsort(dim=1, stable=True)
-    longest = max(1, int(counts.max()))  # a row of nothing is still a row
+        return values[selected][None], counts
+    order = (~selected).to(torch.int8).argsort(dim=1, stable=True)
+    longest = max(1, int(counts.max()))  # at least one column
     packed = values.gather(1, order)[:, :longest]
-    behind = torch.arange(longest, device=values.device)[None] >= counts[:, None]
-    return packed.masked_fill(behind, padding), counts
+    beyond = torch.arange(longest, device=values.device)[None] >= counts[:, None]
+    return packed.masked_fill(beyond, padding), counts
 
 
 def prefix_beam_search(
@@ -118,22 +118,22 @@ def prefix_beam_search(
     added: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
     least_chance: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest texts, each summed over all paths that collapse to it (Graves 2008), for a whole batch at once.
+    """The most likely texts, each summed over all paths that collapse to it (Graves 2008), for a batch.
 
     A prefix carries two probabilities: of its paths that end in a blank, p_b, and of those that end in its last token,
     p_t. With p = p_b + p_t, one more position of the canvas gives
 
         p_b ← p·p(blank);   p_t ← p_t·p(last token);   p_t(prefix + c) = p(c)·(p_b if c repeats the last token, else p).
 
-    An extended prefix may already be in the beam, then the two are added; prefixes are told apart by a 64-bit hash.
+    An extended prefix may already be in the beam, then the two are added; prefixes are identified by a 64-bit hash.
 
     Args:
         log_probs: rows × canvas × vocabulary.
-        tokens_per_step: how many of the likeliest tokens may extend a prefix at each position.
-        added: prefixes (rows × beam × canvas), their lengths, tokens (rows × 1 × candidates) → what is added to log p
-            of a prefix when a token extends it, by a language model say. Then tokens that are 2·beam_size or fewer at
-            each position extend a prefix, as in `prefix_beam_of_sentence`.
-        least_chance: no token of less probability extends a prefix.
+        tokens_per_step: number of most likely tokens that extend a prefix at each position.
+        added: prefixes (rows × beam × canvas), their lengths, tokens (rows × 1 × candidates) → the term added to
+            log p of a prefix when a token extends it, such as a language model score. At most 2·beam_size tokens at
+            each position then extend a prefix, as in `prefix_beam_of_sentence`.
+        least_chance: minimum probability of tokens that extend a prefix.
 
     Returns:
         texts (rows × beam × longest), their lengths, and log p of each; the best first. A beam that cannot be filled
@@ -155,21 +155,21 @@ def prefix_beam_search(
     hashes = torch.zeros(rows, beam_size, dtype=torch.long, device=device)
     last = torch.full((rows, beam_size), -1, device=device)
     ends_blank = torch.full((rows, beam_size), minus, dtype=log_probs.dtype, device=device)
-    ends_blank[:, 0] = 0.0  # the empty text, with certainty
+    ends_blank[:, 0] = 0.0  # log p of the empty prefix
     ends_token = torch.full_like(ends_blank, minus)
 
     for position in range(canvas):
         scores, tokens = step_scores[:, position, None], step_tokens[:, position, None]  # rows, 1, candidates
-        whole = torch.logaddexp(ends_blank, ends_token)
+        total = torch.logaddexp(ends_blank, ends_token)
         repeated = log_probs[:, position].gather(1, last.clamp_min(0)).masked_fill(last < 0, minus)
-        stay_blank = whole + log_probs[:, position, blank, None]
+        stay_blank = total + log_probs[:, position, blank, None]
         stay_token = ends_token + repeated
-        extended = scores + torch.where(tokens == last[:, :, None], ends_blank[:, :, None], whole[:, :, None])
+        extended = scores + torch.where(tokens == last[:, :, None], ends_blank[:, :, None], total[:, :, None])
         if added is not None:
             extended = extended + added(texts, counts, tokens)
         extended_hashes = extend_hash(hashes[:, :, None], tokens)  # rows, beam, candidates
 
-        alive = whole > minus
+        alive = total > minus
         same = (extended_hashes[:, :, :, None] == hashes[:, None, None, :]) & alive[:, None, None, :]
         same = same & (counts[:, :, None, None] + 1 == counts[:, None, None, :])
         merged = extended[:, :, :, None].masked_fill(~same, minus).flatten(1, 2).logsumexp(dim=1)
@@ -204,7 +204,7 @@ def prefix_beam_search(
 
 
 def extend_hash(hashes: Hashes, tokens: Hashes) -> Hashes:
-    """Hashes of tokens in a row, each with one more token, modulo 2⁶⁴ where integers overflow; none have 0."""
+    """Rolling hashes of token sequences, each extended by a token, modulo 2⁶⁴; the empty sequence has hash 0."""
     return hashes * MULTIPLIER + (tokens + 1) * INCREMENT
 
 
@@ -217,18 +217,18 @@ def prefix_beam_of_sentence(
     most_added: float = 0.0,
     least_chance: float = 0.0,
 ) -> list[tuple[tuple[int, ...], float]]:
-    """The same search for one sentence, in Python's numbers: a batch of one is mostly the calls of small operations.
+    """`prefix_beam_search` for one sentence with Python floats, which avoids the overhead of tensor operations.
 
-    Probabilities are divided by the largest at every position, so that none vanishes. Two times `beam_size` tokens are
-    enough to extend a prefix by: at most `beam_size` − 1 of them lead to another prefix of the beam, which is looked up
-    by itself, and one repeats the last token; the others are `beam_size` or more, and keep less likely ones out.
+    Probabilities are divided by the largest at every position, to avoid underflow. 2·`beam_size` tokens are
+    sufficient to extend a prefix: at most `beam_size` − 1 of them lead to another prefix of the beam, and one repeats
+    the last token; the others are at least `beam_size`, and more likely than all further tokens.
 
     Args:
         log_probs: canvas × vocabulary.
-        candidates: canvas × (2·beam_size + 1) or more; the likeliest tokens of every position, the best first, and the
-            blank perhaps among them.
-        added: prefix, token → what is added to log p of the prefix when the token extends it, at most `most_added`.
-        least_chance: no token of less probability extends a prefix.
+        candidates: canvas × (2·beam_size + 1) or more; the most likely tokens of every position, the best first, with
+            or without the blank.
+        added: prefix, token → the term added to log p when the token extends the prefix, at most `most_added`.
+        least_chance: minimum probability of tokens that extend a prefix.
 
     Returns:
         texts and log p of each, the best first.
@@ -237,13 +237,13 @@ def prefix_beam_of_sentence(
     >>> prefix_beam_of_sentence(numpy.log(chances), candidates, blank=0, beam_size=2)[0]  # 0.7·0.7 + 2·0.7·0.2 = 0.77
     ((1,), -0.26...)
     """
-    likeliest_tokens = candidates.tolist()
+    likely_tokens = candidates.tolist()
     chances = numpy.exp(numpy.take_along_axis(log_probs, candidates, axis=1).astype(numpy.float64)).tolist()
     blanks = numpy.exp(log_probs[:, blank].astype(numpy.float64)).tolist()
     beam: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 0.0)}  # prefix: p_b, p_t, in units of exp(scale)
     scale = 0.0
     ceiling = math.exp(most_added)
-    for row, tokens, token_chances, blank_chance in zip(log_probs, likeliest_tokens, chances, blanks, strict=True):
+    for row, tokens, token_chances, blank_chance in zip(log_probs, likely_tokens, chances, blanks, strict=True):
         both = zip(tokens, token_chances, strict=True)
         likely = [(token, chance) for token, chance in both if token != blank and chance >= least_chance]
         known = dict(likely[: 2 * beam_size])
@@ -254,7 +254,7 @@ def prefix_beam_of_sentence(
                 repeated, parent = prefix[-1], beam.get(prefix[:-1])
                 chance = known[repeated] if repeated in known else math.exp(row[repeated])
                 again = ends_token * chance
-                if parent is not None and (added is None or repeated in known):  # extended, it is this one
+                if parent is not None and (added is None or repeated in known):  # the extended parent is this prefix
                     repeats = len(prefix) > 1 and prefix[-2] == repeated
                     chance *= 1.0 if added is None else math.exp(added(prefix[:-1], repeated))
                     again += chance * (parent[0] if repeats else parent[0] + parent[1])
@@ -262,17 +262,17 @@ def prefix_beam_of_sentence(
         entries = [(sum(parts), parts, prefix, None) for prefix, parts in stays.items()]
         least = 0.0 if len(entries) < beam_size else min(entry[0] for entry in entries)
         for prefix, (ends_blank, ends_token) in beam.items():
-            whole, last = ends_blank + ends_token, prefix[-1] if prefix else None
+            total, last = ends_blank + ends_token, prefix[-1] if prefix else None
             for token, chance in known.items():
-                if chance * whole * ceiling <= least:
-                    break  # and so are all that follow
+                if chance * total * ceiling <= least:
+                    break  # all following tokens are less likely
                 if (*prefix, token) in stays:
                     continue
-                total = chance * (ends_blank if token == last else whole)
-                if added is not None and total * ceiling > least:
-                    total *= math.exp(added(prefix, token))
-                if total > least:
-                    entries.append((total, (0.0, total), prefix, token))
+                extended = chance * (ends_blank if token == last else total)
+                if added is not None and extended * ceiling > least:
+                    extended *= math.exp(added(prefix, token))
+                if extended > least:
+                    entries.append((extended, (0.0, extended), prefix, token))
         best = nlargest(beam_size, entries, key=lambda entry: entry[0])
         largest = best[0][0]
         scale += math.log(largest)
@@ -283,7 +283,7 @@ def prefix_beam_of_sentence(
     return [(text, scale + math.log(sum(parts))) for text, parts in beam.items() if sum(parts) > 0]
 
 
-def prefix_beams_in_turn(
+def prefix_beams_by_sentence(
     log_probs: Tensor,
     lengths: Tensor,
     blank: int,
@@ -293,8 +293,8 @@ def prefix_beams_in_turn(
     most_added: float = 0.0,
     least_chance: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `prefix_beam_search` returns, by `prefix_beam_of_sentence` for one row after the other: for CPUs, where the
-    calls of a search in tensors take longer than the search.
+    """Result of `prefix_beam_search`, computed row by row with `prefix_beam_of_sentence`: on CPUs the overhead of
+    tensor operations exceeds the search itself.
 
     Args:
         added, most_added: as in `prefix_beam_of_sentence`.
@@ -319,8 +319,8 @@ def viterbi_path(
 ) -> tuple[Tensor, Tensor]:
     """argmax_a Π_t p(a_t) over the CTC paths a that collapse to the target: rows × canvas, and log p of each path.
 
-    A position may stay at its symbol, go to the next, or skip a blank between two different tokens. A target that does
-    not fit on its canvas has no path: its row is all blank and its log p is −∞. Positions behind the canvas are blank.
+    A path may stay at a symbol, advance to the next, or skip a blank between two different tokens. A target that does
+    not fit on its canvas has no path: its row is all blank and its log p is −∞. Positions beyond the canvas are blank.
 
     >>> uniform = torch.zeros(1, 3, 9).log_softmax(-1)
     >>> viterbi_path(uniform, torch.tensor([[7, 7]]), torch.tensor([3]), torch.tensor([2]), blank=0)[0]

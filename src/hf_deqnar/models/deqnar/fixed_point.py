@@ -1,7 +1,7 @@
-"""Finding z = f(z) for every row of a batch.
+"""Fixed-point solvers: z = f(z) for every row of a batch.
 
-`solve` owns what all solvers share: counting evaluations, masking, residuals, letting converged rows leave, the best
-iterate, and the guards against divergence. A solver is one function that looks at the recent steps
+`solve` implements what all solvers share: counting evaluations, masking, residuals, removing converged rows, the best
+iterate, and the guards against divergence. A solver is one function that takes the recent steps
 
     s_i = z_{i+1} − z_i,   y_i = g_{i+1} − g_i,   g(z) = f(z) − z
 
@@ -9,12 +9,12 @@ and returns the weights γ of the next proposal
 
     z ← z + τ·g(z) − Σ_i γ_i·(s_i + τ·y_i).
 
-Picard has γ = 0; Anderson and Broyden are two ways to choose γ so that the next residual is small. Nothing here knows
-about text: any function on tensors whose first dimension is rows will do.
+Picard has γ = 0; Anderson and Broyden are two ways to choose γ so that the next residual is small. This module is
+independent of text: f may be any function on tensors whose first dimension is rows.
 
-For one sentence on a CPU an evaluation of f takes half a millisecond and leaves nothing of ours in the caches, so that
-the smallest operation on a tensor takes ten microseconds. What is one number per row, and the systems of a few
-unknowns, are therefore Python's numbers, read once per evaluation.
+For one sentence on a CPU an evaluation of f takes half a millisecond and evicts the CPU caches, so that the smallest
+operation on a tensor takes ten microseconds. Scalars per row, and linear systems of a few unknowns, are therefore
+Python floats, read once per evaluation.
 """
 
 import math
@@ -27,23 +27,23 @@ import numpy
 import torch
 from torch import Tensor
 
-# A residual this many times above the best one seen means that the step was bad, not merely unlucky.
+# A residual this many times above the best one marks a step as failed.
 GROWTH_LIMIT = 4.0
-# Each bad step of a row multiplies its ridge by this much; after RIDGE_RAISES of them the row falls back to Picard.
+# Each failed step of a row multiplies its ridge by this factor; after RIDGE_RAISES of them it falls back to Picard.
 RIDGE_FACTOR = 1e3
 RIDGE_RAISES = 2
-# More than no pivot, less than any square of a step.
+# Smallest pivot; below the square of any step.
 TINY = 1e-300
 NUMPY_TYPES = {torch.float32: numpy.float32, torch.float64: numpy.float64}
-# Up to here it is quicker to go through the systems of all rows one by one than to go through them together.
+# Up to this many rows, solving the systems row by row is faster than batched.
 FEW_ROWS = 4
 
 
 @dataclass
 class Step:
-    """One evaluation of a trajectory: which rows took part, f(z) there, and their residuals.
+    """One evaluation of a trajectory: the evaluated rows, f(z) and their residuals.
 
-    For a row whose step was bad and is taken back, this is the iterate it goes back to.
+    For a row whose step failed, this is the best iterate, to which it returns.
     """
 
     rows: Tensor
@@ -53,17 +53,17 @@ class Step:
 
 @dataclass
 class FixedPoint:
-    """What `solve` found, row by row.
+    """Result of `solve` for every row.
 
     Attributes:
         state: the iterate z with the smallest residual.
-        value: f(state), known from the solve at no further cost. This is what a model reads its answer from: after one
-            evaluation it is f(initial), and in the equilibrium it equals `state`.
+        value: f(state), computed by the solve. Models predict tokens from it: after one evaluation it is f(initial),
+            and at the equilibrium it equals `state`.
         residual: ‖f(z) − z‖ / ‖f(z)‖ at `state`, over unmasked positions.
-        nfe: how many evaluations of f the row took part in.
+        nfe: number of evaluations of f for the row.
         converged: whether `residual` is below the tolerance.
-        trajectory: every evaluation in order, if it was asked for.
-        function: f, where a model solved for the fixed point.
+        trajectory: every evaluation in order, if requested.
+        function: f, if the fixed point is that of a model.
     """
 
     state: Tensor
@@ -77,12 +77,12 @@ class FixedPoint:
 
 @dataclass
 class History:
-    """The last `memory` steps of every row. Slots of a row that made a bad step hold zeros."""
+    """The last `memory` steps of every row. After a failed step the slots of its row are zero."""
 
     errors: Tensor  # rows, 1 + memory, size: the current g, then the changes y_i
     moves: Tensor  # rows, memory, size: s_i + τ·y_i
-    born: list[int]  # for every slot in use, the evaluation it was written in; they fill from the front
-    whole: bool  # slots not in use hold zeros and may be looked at
+    created_at: list[int]  # for every used slot, the evaluation it was written in; slots are filled in order
+    zero_filled: bool  # unused slots are zero, so they need not be excluded
 
     def __post_init__(self) -> None:
         self.columns = self.errors.mT
@@ -90,22 +90,22 @@ class History:
 
     @classmethod
     def empty(cls, state: Tensor, memory: int) -> "History":
-        """For a few rows zeros cost less than to cut off, in every evaluation, what is not in use."""
+        """For a few rows, zero-filled slots cost less than slicing off unused ones in every evaluation."""
         rows, _, size = state.shape
-        whole = rows <= FEW_ROWS
-        new = state.new_zeros if whole else state.new_empty
-        return cls(new((rows, 1 + memory, size)), new((rows, memory, size)), [], whole)
+        zero_filled = rows <= FEW_ROWS
+        new = state.new_zeros if zero_filled else state.new_empty
+        return cls(new((rows, 1 + memory, size)), new((rows, memory, size)), [], zero_filled)
 
-    def seen(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Errors, errors transposed, and moves, as far as they may be looked at."""
-        used = len(self.born)
-        if self.whole or used == len(self.move_slots):
+    def active(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Errors, errors transposed, and moves of the valid slots."""
+        used = len(self.created_at)
+        if self.zero_filled or used == len(self.move_slots):
             return self.errors, self.columns, self.moves
         return self.errors[:, : 1 + used], self.columns[:, :, : 1 + used], self.moves[:, :used]
 
     def record(self, current: "_Iterate", previous: "_Iterate", evaluation: int, step: Tensor | float) -> None:
         slot = (evaluation - 2) % len(self.move_slots)  # the first step is known after the second evaluation
-        self.born[slot : slot + 1] = [evaluation]
+        self.created_at[slot : slot + 1] = [evaluation]
         self.error_slots[0].copy_(current.error)
         change, move = self.error_slots[1 + slot], self.move_slots[slot]
         torch.sub(current.error, previous.error, out=change)
@@ -114,15 +114,15 @@ class History:
         else:
             torch.sub(current.state, previous.state, out=move).add_(step * change)
 
-    def keep(self, order: Tensor) -> "History":
-        """Row i of the result is row order[i]. In place: only rows that change their place are copied."""
+    def select(self, order: Tensor) -> "History":
+        """Row i of the result is row order[i]. In place: only rows with a new index are copied."""
         moved = (order != torch.arange(len(order), device=order.device)).nonzero()[:, 0]
         if len(moved):
             self.errors[moved] = self.errors[order[moved]]
             self.moves[moved] = self.moves[order[moved]]
-        return History(self.errors[: len(order)], self.moves[: len(order)], self.born, self.whole)
+        return History(self.errors[: len(order)], self.moves[: len(order)], self.created_at, self.zero_filled)
 
-    def forget(self, rows: list[int]) -> None:
+    def reset(self, rows: list[int]) -> None:
         self.errors[rows] = 0
         self.moves[rows] = 0
 
@@ -145,9 +145,9 @@ def anderson(history: History, step: Tensor | float, ridge: Sequence[float]) -> 
     >>> solve(torch.cos, torch.ones(1, 1), solver="anderson", tol=1e-5).value
     tensor([[0.7391]])
     """
-    errors, columns, moves = history.seen()
+    errors, columns, moves = history.active()
     products = torch.bmm(errors, columns)  # rows, 1 + slots, 1 + slots; g is the first
-    used = len(history.born)
+    used = len(history.created_at)
     weights: list | numpy.ndarray
     if len(products) <= FEW_ROWS:
         weights = [_eliminate(one, used, least, max) for one, least in zip(products.tolist(), ridge, strict=True)]
@@ -168,19 +168,21 @@ def broyden(history: History, step: Tensor | float, ridge: Sequence[float]) -> T
     >>> solve(torch.cos, torch.ones(1, 1), solver="broyden", tol=1e-5).value
     tensor([[0.7391]])
     """
-    errors, columns, moves = history.seen()
+    errors, columns, moves = history.active()
     changes = errors[:, 1:]
     steps = moves - step * changes
-    born = torch.tensor(history.born + [0] * (steps.shape[1] - len(history.born)), device=steps.device)
+    created_at = torch.tensor(
+        history.created_at + [0] * (steps.shape[1] - len(history.created_at)), device=steps.device
+    )
     gram = steps @ steps.mT  # rows, slots, slots
     squares = gram.diagonal(dim1=1, dim2=2)
-    system = steps @ changes.mT + gram * (born[:, None] > born[None, :])
-    # The ridge is relative to each slot's own size. A slot that is unused or forgotten is a row and a column of zeros;
-    # a one on its diagonal gives it γ = 0.
+    system = steps @ changes.mT + gram * (created_at[:, None] > created_at[None, :])
+    # The ridge is relative to the size of each slot. An unused or reset slot is a row and a column of zeros; a one on
+    # its diagonal gives it γ = 0.
     shift = torch.where(squares == 0, 1, -steps.new_tensor(ridge)[:, None] * squares)
     system.diagonal(dim1=1, dim2=2).add_(shift)
     weights, _ = torch.linalg.solve_ex(system, (steps @ columns[:, :, :1])[:, :, 0])
-    # A singular system says nothing. The weights come column by column; a batched product wants them row by row.
+    # A singular system gives γ = 0. The weights are column-major; the batched product needs them row-major.
     return torch.where(weights.isfinite().all(dim=1, keepdim=True), weights, 0).contiguous()[:, None]
 
 
@@ -196,9 +198,9 @@ SOLVERS: dict[str, Solver] = {
 def _eliminate(products: Sequence | numpy.ndarray, used: int, ridge: float | numpy.ndarray, larger: Callable) -> list:
     """The γ of Anderson by Gaussian elimination, given the products of (g, y_1, y_2, …) with one another.
 
-    Entries are numbers, or arrays with a number for every row; either way a row's γ is the same to the last bit.
-    Relative to each slot's own size, one ridge fits steps of all sizes; it also is the least a pivot can be, were there
-    no rounding. A forgotten slot is a line of zeros and gets γ = 0.
+    Entries are numbers, or arrays with a number for every row; γ is bitwise the same in both cases.
+    The ridge is relative to the size of each slot, so that one value fits steps of all sizes; without rounding it is
+    also a lower bound of the pivots. A reset slot is a row of zeros and gets γ = 0.
     """
     lines = [[*products[slot][1 : 1 + used], products[slot][0]] for slot in range(1, 1 + used)]
     least = [ridge * line[place] + TINY for place, line in enumerate(lines)]
@@ -221,23 +223,23 @@ def _eliminate(products: Sequence | numpy.ndarray, used: int, ridge: float | num
     return weights
 
 
-class _WholeBatch:
-    """A plain function has no `select`, and may close over one context per row: it always sees the whole batch.
+class _FullBatch:
+    """Adds `select` to a plain function, which may depend on the row: it is always called with the full batch.
 
-    Rows that have left ride along at some earlier state; what comes out for them is dropped and not counted.
+    Converged rows stay in the batch with an earlier state; their outputs are ignored and not counted.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], whole: Tensor, rows: Tensor) -> None:
-        self.function, self.whole, self.rows = function, whole, rows
+    def __init__(self, function: Callable[[Tensor], Tensor], state: Tensor, rows: Tensor) -> None:
+        self.function, self.state, self.rows = function, state, rows
 
     def __call__(self, state: Tensor) -> Tensor:
-        if len(self.rows) == len(self.whole):
+        if len(self.rows) == len(self.state):
             return self.function(state)
-        self.whole = self.whole.index_copy(0, self.rows, state)
-        return self.function(self.whole)[self.rows]
+        self.state = self.state.index_copy(0, self.rows, state)
+        return self.function(self.state)[self.rows]
 
-    def select(self, rows: Tensor) -> "_WholeBatch":
-        return _WholeBatch(self.function, self.whole, self.rows[rows])
+    def select(self, rows: Tensor) -> "_FullBatch":
+        return _FullBatch(self.function, self.state, self.rows[rows])
 
 
 @dataclass
@@ -253,8 +255,8 @@ class _Iterate:
     def measure(cls, state: Tensor, value: Tensor) -> "_Iterate":
         error = value - state
         sizes = (torch.linalg.vector_norm(tensor, dim=(1, 2)).tolist() for tensor in (error, value))
-        # A fixed point at zero is one, too; a size that is NaN stays it.
-        return cls(state, value, error, [size / max(whole, 1e-12) for size, whole in zip(*sizes, strict=True)])
+        # 0 = f(0) has residual 0; NaN is propagated.
+        return cls(state, value, error, [size / max(total, 1e-12) for size, total in zip(*sizes, strict=True)])
 
     def select(self, rows: Tensor) -> "_Iterate":
         residual = [self.residual[row] for row in rows.tolist()]
@@ -271,7 +273,7 @@ class _Iterate:
             torch.where(chosen, self.state, other.state),
             torch.where(chosen, self.value, other.value),
             torch.where(chosen, self.error, other.error),
-            [(self if mine else other).residual[row] for row, mine in enumerate(condition)],
+            [(self if own else other).residual[row] for row, own in enumerate(condition)],
         )
 
 
@@ -291,25 +293,24 @@ def solve(
 ) -> FixedPoint:
     """Find z = f(z) for every row, starting from `initial`.
 
-    A row leaves the batch as soon as ‖f(z) − z‖ / ‖f(z)‖ < tol, so that rows never influence each other; if
-    `function` can be narrowed, a row that is done costs nothing more. The history and the small linear systems are kept
-    in fp32 (fp64 for fp64 input), whatever the dtype of `initial`.
+    A row is removed from the batch as soon as ‖f(z) − z‖ / ‖f(z)‖ < tol, so that rows do not influence each other; if
+    `function` has `select`, converged rows are not evaluated. The history and the linear systems are in fp32 (fp64 for
+    fp64 input), independently of the dtype of `initial`.
 
     Args:
-        function: f. If it has `select(rows)`, this must return f narrowed to those rows, and then only rows that still
-            move are evaluated; a function without it is always called on the whole batch. If it also has
-            `trim(positions)`, f narrowed to the first positions, then rows of similar length are solved together and
-            little is computed for padding.
-        initial: where to start; rows first, any further shape.
+        function: f. If it has `select(rows)`, which returns f for those rows, only rows that have not converged are
+            evaluated; otherwise it is always called on the full batch. If it also has `trim(positions)`, which returns
+            f for the first positions, rows of similar length are solved together and little is computed for padding.
+        initial: initial state; rows first, any further shape.
         solver: `picard`, `anderson` or `broyden`.
-        mask: rows × positions, true where a position counts; masked positions are held at zero.
-        max_nfe: most evaluations of f for any row.
+        mask: rows × positions, true at valid positions; masked positions are zero.
+        max_nfe: maximum number of evaluations of f for any row.
         tol: relative residual below which a row has converged.
-        memory: how many past steps Anderson and Broyden look at.
-        damping: τ above; 1 takes the whole step.
-        keep_trajectory: keep f(z) and the residual of every evaluation. Rows that were solved together share a step.
+        memory: number of past steps of Anderson and Broyden.
+        damping: τ above; 1 takes full steps.
+        keep_trajectory: return f(z) and the residual of every evaluation. Rows that are solved together share a step.
         observe: called after every evaluation with (row numbers, f(z), residuals); if it returns a boolean for each of
-            these rows, the true ones stop there, converged or not.
+            these rows, the true ones stop, converged or not.
 
     >>> found = solve(lambda z: 0.5 * z + 1, torch.zeros(2, 3))
     >>> found.value[0].round(decimals=3), found.converged
@@ -321,22 +322,22 @@ def solve(
     settings = _Settings(SOLVERS[solver], max_nfe, tol, memory, float(damping), observe)
     trajectory: list[Step] | None = [] if keep_trajectory else None
     if not hasattr(function, "select"):
-        function = _WholeBatch(function, initial, rows)
-    parts: list[_Found] = []
+        function = _FullBatch(function, initial, rows)
+    parts: list[_Result] = []
     for group, positions in _length_groups(function, rows, initial, mask):
         if len(group) == len(rows):
             _solve_group(function, initial, mask, group, settings, parts, trajectory)
         else:
-            assert mask is not None  # groups are made by the lengths in it
+            assert mask is not None  # groups are formed by its lengths
             narrowed, inside = function.select(group).trim(positions), mask[group, :positions]
             group_mask = None if inside.all() else inside
             _solve_group(narrowed, initial[group, :positions], group_mask, group, settings, parts, trajectory)
-    return _put_together(parts, initial, trajectory)
+    return _merge_results(parts, initial, trajectory)
 
 
 @dataclass
 class _Settings:
-    """What a user chose; the same for all groups of rows."""
+    """Options of a solve; the same for all groups of rows."""
 
     choose_weights: Solver
     max_nfe: int
@@ -346,15 +347,15 @@ class _Settings:
     observe: Callable | None
 
 
-# An evaluation of a separate group costs about as much as this many positions, whatever is in it.
+# Fixed cost of evaluating a separate group, in positions.
 GROUP_COST = 64
 
 
 def _length_groups(function: Callable, rows: Tensor, initial: Tensor, mask: Tensor | None) -> list[tuple[Tensor, int]]:
-    """Rows of similar length and how many positions they need, so that little is computed for padding.
+    """Rows of similar length and their number of positions, so that little is computed for padding.
 
-    Rows do not influence each other, so they need not be solved together. Only on the CPU, where work is paid for by
-    the position, and for functions that can `trim` themselves to the first positions.
+    Rows do not influence each other, so they need not be solved together. Only on the CPU, where the time is
+    proportional to the number of positions, and for functions with `trim`.
     """
     if mask is None or not hasattr(function, "trim") or initial.device.type != "cpu":
         return [(rows, initial.shape[1])]
@@ -362,7 +363,7 @@ def _length_groups(function: Callable, rows: Tensor, initial: Tensor, mask: Tens
     lengths, order = lengths.sort(stable=True)
 
     def split(first: int, last: int) -> list[tuple[int, int]]:
-        """Cut a run of sorted rows where most padding is saved, as long as it is worth a group of its own."""
+        """Split sorted rows where it saves the most padding, if that exceeds the cost of another group."""
         inside = lengths[first:last]
         saved = torch.arange(1, len(inside)) * (inside[-1] - inside[:-1])
         if len(saved) == 0 or int(saved.max()) <= GROUP_COST:
@@ -377,12 +378,12 @@ def _length_groups(function: Callable, rows: Tensor, initial: Tensor, mask: Tens
 
 
 @dataclass
-class _Found:
-    """What was found for rows that halted together."""
+class _Result:
+    """Results of rows that stopped in the same evaluation."""
 
-    rows: Tensor  # their numbers in the whole batch
+    rows: Tensor  # their indices in the full batch
     best: _Iterate
-    shape: torch.Size  # of the states, but for their number
+    shape: torch.Size  # of the states; the first dimension is not used
     nfe: int
     converged: list[bool]
 
@@ -393,18 +394,18 @@ def _solve_group(
     mask: Tensor | None,
     rows: Tensor,
     settings: _Settings,
-    parts: list[_Found],
+    parts: list[_Result],
     trajectory: list[Step] | None,
 ) -> None:
-    """Solve some rows and add what was found to the parts; `rows` are their numbers in the whole batch."""
+    """Solve some rows and append their results to `parts`; `rows` are their indices in the full batch."""
     shape, dtype, precision = initial.shape, initial.dtype, _precision(initial)
     memory = 0 if settings.choose_weights is picard else min(settings.memory, settings.max_nfe)
     exact = dtype == precision
-    state = _hold_masked(initial.to(precision).flatten(1)[:, None], mask)
+    state = _zero_masked(initial.to(precision).flatten(1)[:, None], mask)
     failures = [0] * len(rows)
     step: Tensor | float = settings.damping
     history = History.empty(state, memory)
-    # f may run in bf16, its solver does not.
+    # f may run in bf16; the solver runs in full precision.
     autocast = torch.is_autocast_enabled(state.device.type)
     full_precision = torch.autocast(state.device.type, enabled=False) if autocast else nullcontext()
     best = previous = None
@@ -412,60 +413,62 @@ def _solve_group(
     for evaluation in range(1, settings.max_nfe + 1):
         value = function((state if exact else state.to(dtype)).view(-1, *shape[1:]))
         value = (value if value.dtype == precision else value.to(precision)).reshape(state.shape)
-        current = _Iterate.measure(state, _hold_masked(value, mask))
+        current = _Iterate.measure(state, _zero_masked(value, mask))
         if best is None:
             _refuse_non_finite(current.residual, rows)
             best = current
         else:
             both = list(zip(current.residual, best.residual, strict=True))
-            bad = [not now <= GROWTH_LIMIT * least for now, least in both]  # true for NaN as well
+            failed = [not now <= GROWTH_LIMIT * least for now, least in both]  # true for NaN as well
             best = current.where([now < least for now, least in both], best)
-            if any(bad):
-                current = best.where(bad, current)
-                failures = [count + failed for count, failed in zip(failures, bad, strict=True)]
-                step = _shortened(settings.damping, failures, state)
-                history.forget([row for row, failed in enumerate(bad) if failed])
+            if any(failed):
+                current = best.where(failed, current)
+                failures = [count + failure for count, failure in zip(failures, failed, strict=True)]
+                step = _step_size(settings.damping, failures, state)
+                history.reset([row for row, failure in enumerate(failed) if failure])
 
         converged = [residual < settings.tol for residual in best.residual]
         halted = converged
         if trajectory is not None or settings.observe is not None:
             residual = torch.tensor(current.residual, dtype=precision, device=state.device)
-            seen = Step(rows, current.value.to(dtype).view(-1, *shape[1:]), residual)
+            observed = Step(rows, current.value.to(dtype).view(-1, *shape[1:]), residual)
             if trajectory is not None:
-                trajectory.append(seen)
-            stopped = None if settings.observe is None else settings.observe(seen.rows, seen.value, seen.residual)
+                trajectory.append(observed)
+            stopped = (
+                None if settings.observe is None else settings.observe(observed.rows, observed.value, observed.residual)
+            )
             if stopped is not None:
                 halted = [done or stop for done, stop in zip(converged, stopped.tolist(), strict=True)]
         if evaluation == settings.max_nfe or all(halted):
-            parts.append(_Found(rows, best, shape, evaluation, converged))
+            parts.append(_Result(rows, best, shape, evaluation, converged))
             return
         if memory and previous is not None:
             history.record(current, previous, evaluation, step)
         if any(halted):
-            leaving, staying = (torch.tensor(places, device=state.device) for places in _part(halted))
+            leaving, staying = (torch.tensor(places, device=state.device) for places in _split_rows(halted))
             left = [done for done, out in zip(converged, halted, strict=True) if out]
-            parts.append(_Found(rows[leaving], best.select(leaving), shape, evaluation, left))
-            rows, history, mask = rows[staying], history.keep(staying), None if mask is None else mask[staying]
+            parts.append(_Result(rows[leaving], best.select(leaving), shape, evaluation, left))
+            rows, history, mask = rows[staying], history.select(staying), None if mask is None else mask[staying]
             best, current, function = best.select(staying), current.select(staying), function.select(staying)
             failures = [failures[row] for row in staying.tolist()]
-            step = _shortened(settings.damping, failures, state)
+            step = _step_size(settings.damping, failures, state)
 
         with full_precision:
             proposal = _propose(settings.choose_weights, history, current, failures, step)
-        state = proposal if exact else proposal.to(dtype).to(precision)  # exactly what f will see
+        state = proposal if exact else proposal.to(dtype).to(precision)  # exactly the input of f
         previous = current
 
 
-def _part(halted: list[bool]) -> tuple[list[int], list[int]]:
-    """The rows that leave, and which row takes each place then: those from the end fill the gaps, the rest stay."""
+def _split_rows(halted: list[bool]) -> tuple[list[int], list[int]]:
+    """The stopped rows, and the new order of the others: rows from the end fill the gaps, the rest keep their index."""
     leaving = [row for row, done in enumerate(halted) if done]
     moving = [row for row, done in enumerate(halted) if not done]
-    behind = iter([row for row in moving if row >= len(moving)])
-    return leaving, [next(behind) if halted[place] else place for place in range(len(moving))]
+    from_end = iter([row for row in moving if row >= len(moving)])
+    return leaving, [next(from_end) if halted[place] else place for place in range(len(moving))]
 
 
-def _shortened(damping: float, failures: list[int], state: Tensor) -> Tensor | float:
-    """τ: the damping, halved in a row by each of its bad steps; then rows × 1 × 1."""
+def _step_size(damping: float, failures: list[int], state: Tensor) -> Tensor | float:
+    """τ: the damping, halved by each failed step of a row; then rows × 1 × 1."""
     if not any(failures):
         return damping
     return state.new_tensor([damping * 0.5**count for count in failures])[:, None, None]
@@ -474,12 +477,12 @@ def _shortened(damping: float, failures: list[int], state: Tensor) -> Tensor | f
 def _propose(
     choose_weights: Solver, history: History, current: _Iterate, failures: list[int], step: Tensor | float
 ) -> Tensor:
-    """z + τ·g − Σ_i γ_i·(s_i + τ·y_i). Rows with bad steps get a larger ridge and a smaller τ, in the end γ = 0."""
+    """z + τ·g − Σ_i γ_i·(s_i + τ·y_i). Rows with failed steps get a larger ridge and a smaller τ, finally γ = 0."""
     if isinstance(step, float) and step == 1:
         proposal = current.value
     else:
         proposal = current.state + step * current.error
-    if not history.born:
+    if not history.created_at:
         return proposal
     base = 10 * torch.finfo(proposal.dtype).eps
     ridge = [base * RIDGE_FACTOR ** min(count, RIDGE_RAISES) for count in failures]
@@ -488,21 +491,21 @@ def _propose(
         return proposal
     if any(count > RIDGE_RAISES for count in failures):
         weights[[row for row, count in enumerate(failures) if count > RIDGE_RAISES]] = 0
-    return torch.baddbmm(proposal, weights, history.seen()[2], alpha=-1)
+    return torch.baddbmm(proposal, weights, history.active()[2], alpha=-1)
 
 
-def _put_together(parts: list[_Found], initial: Tensor, trajectory: list[Step] | None) -> FixedPoint:
-    """What was found for all rows, in the order they came in."""
+def _merge_results(parts: list[_Result], initial: Tensor, trajectory: list[Step] | None) -> FixedPoint:
+    """Results of all rows in their original order."""
     order = None if len(parts) == 1 else torch.cat([part.rows for part in parts]).argsort()
 
     def states(name: str) -> Tensor:
         pieces = [getattr(part.best, name).view(-1, *part.shape[1:]) for part in parts]
         if order is None:
             return pieces[0].to(initial.dtype)
-        whole = initial.new_zeros(initial.shape)
+        merged = initial.new_zeros(initial.shape)
         for part, piece in zip(parts, pieces, strict=True):
-            whole[part.rows, : part.shape[1]] = piece.to(initial.dtype)
-        return whole
+            merged[part.rows, : part.shape[1]] = piece.to(initial.dtype)
+        return merged
 
     def figures(values: list, dtype: torch.dtype) -> Tensor:
         together = torch.tensor(values, dtype=dtype, device=initial.device)
@@ -519,53 +522,53 @@ def _put_together(parts: list[_Found], initial: Tensor, trajectory: list[Step] |
 
 
 def _precision(tensor: Tensor) -> torch.dtype:
-    """fp32, or fp64 if that is what the state is in."""
+    """fp32, or fp64 for an fp64 state."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def measure_residual(state: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """‖f(z) − z‖ / ‖f(z)‖ of every row over its unmasked positions, given z and f(z)."""
     precision = _precision(state)
-    state, value = (_hold_masked(tensor.to(precision).flatten(1)[:, None], mask) for tensor in (state, value))
+    state, value = (_zero_masked(tensor.to(precision).flatten(1)[:, None], mask) for tensor in (state, value))
     return torch.tensor(_Iterate.measure(state, value).residual, dtype=precision, device=state.device)
 
 
-def _hold_masked(value: Tensor, mask: Tensor | None) -> Tensor:
+def _zero_masked(value: Tensor, mask: Tensor | None) -> Tensor:
     """Zero at masked positions; value is rows × 1 × (positions · features), mask rows × positions."""
     if mask is None:
         return value
-    # filled, not multiplied: what f says behind the end may even be NaN
+    # masked_fill instead of a product, because f may be NaN at padding
     return value.reshape(*mask.shape, -1).masked_fill(~mask.bool()[:, :, None], 0).view(value.shape)
 
 
 def _refuse_non_finite(residual: list[float], rows: Tensor) -> None:
-    lost = [row for row, size in enumerate(residual) if not math.isfinite(size)]
-    if lost:
+    non_finite = [row for row, size in enumerate(residual) if not math.isfinite(size)]
+    if non_finite:
         raise FloatingPointError(
-            f"The function is not finite at the initial state of row(s) {rows[lost].tolist()}; "
+            f"The function is not finite at the initial state of row(s) {rows[non_finite].tolist()}; "
             "check the weights and inputs for NaN."
         )
 
 
 def check_options(solver: str, max_nfe: int, tol: float, memory: int = 1, damping: float = 1.0) -> None:
-    """Refuse settings that no solve can use."""
+    """Raise ValueError for invalid solver options."""
     if solver not in SOLVERS:
         raise ValueError(f"Unknown solver '{solver}'; choose one of {', '.join(SOLVERS)}.")
     if max_nfe < 1:
         raise ValueError(f"max_nfe must be at least 1, not {max_nfe}; one evaluation is one pass of the decoder.")
     if not tol > 0:
-        raise ValueError(f"tol must be above 0, not {tol}; to use the whole budget set a tiny one such as 1e-12.")
+        raise ValueError(f"tol must be above 0, not {tol}; to use the full budget set a small one such as 1e-12.")
     if memory < 1:
-        raise ValueError(f"memory must be at least 1, not {memory}; for iteration without memory use solver='picard'.")
+        raise ValueError(f"memory must be at least 1, not {memory}; for iteration without history use solver='picard'.")
     if not 0 < damping <= 1:
         raise ValueError(f"damping must be in (0, 1], not {damping}.")
 
 
 def _check_state(initial: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The mask, None if nothing is masked, after making sure that there is something to solve in every row."""
+    """The mask, None if nothing is masked, after checking that every row has a valid position."""
     if initial.dim() < 2 or initial.numel() == 0:
         raise ValueError(
-            f"The initial state must have rows and something in them, but its shape is {tuple(initial.shape)}."
+            f"The initial state must have rows with at least one element, but its shape is {tuple(initial.shape)}."
         )
     if not initial.is_floating_point():
         raise ValueError(f"The initial state must be floating point, not {initial.dtype}.")
@@ -580,5 +583,5 @@ def _check_state(initial: Tensor, mask: Tensor | None) -> Tensor | None:
     mask = mask.bool()
     if not mask.any(dim=1).all():
         empty = (~mask.any(dim=1)).nonzero()[:, 0].tolist()
-        raise ValueError(f"Row(s) {empty} are masked everywhere; remove them, there is nothing to solve.")
+        raise ValueError(f"Row(s) {empty} are completely masked; remove them.")
     return mask

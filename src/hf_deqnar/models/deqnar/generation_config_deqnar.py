@@ -10,54 +10,54 @@ from transformers import GenerationConfig
 
 @dataclass
 class Options:
-    """Every generation option, with its default and help; the flags of the command line take theirs from here."""
+    """Generation options with defaults and help texts, which are also used by the command line."""
 
-    max_length: int = field(default=256, metadata={"help": "Most tokens of a translation."})
-    length_beams: int = field(default=1, metadata={"help": "How many of the likeliest lengths are tried."})
+    max_length: int = field(default=256, metadata={"help": "Maximum number of tokens of a translation."})
+    length_beams: int = field(default=1, metadata={"help": "Number of candidate lengths per sentence."})
     max_nfe: int | None = field(
-        default=None, metadata={"help": "Most evaluations of a solve; the model's own if unset."}
+        default=None, metadata={"help": "Maximum number of evaluations of a solve. Default: the model's."}
     )
-    tol: float | None = field(default=None, metadata={"help": "Residual to stop at; the model's own if unset."})
-    solver: str | None = field(
-        default=None, metadata={"help": "picard, anderson or broyden; the model's own if unset."}
+    tol: float | None = field(
+        default=None,
+        metadata={"help": "Relative residual below which a sentence has converged. Default: the model's."},
     )
+    solver: str | None = field(default=None, metadata={"help": "picard, anderson or broyden. Default: the model's."})
     refinement_passes: int = field(
-        default=1, metadata={"help": "Solves per sentence; from the second on, the weakest tokens are masked again."}
+        default=1, metadata={"help": "Solves per sentence; from the second on, the least likely tokens are masked."}
     )
     input_sampling: bool = field(
         default=False,
-        metadata={"help": "Let the input predictor choose tokens to reveal, and solve a second time with them."},
+        metadata={"help": "Reveal tokens selected by the input predictor, and solve a second time."},
     )
-    sampling_seed: int = field(default=0, metadata={"help": "Another number, another draw of input_sampling."})
-    ctc_beam_size: int = field(default=1, metadata={"help": "Prefixes kept by CTC beam search; 1 takes the best path."})
+    sampling_seed: int = field(default=0, metadata={"help": "Seed of input_sampling."})
+    ctc_beam_size: int = field(default=1, metadata={"help": "Beam size of CTC prefix search; 1 takes the best path."})
     ngram_weight: float = field(
-        default=0.0, metadata={"help": "Weight of the model's n-grams, log p of a text, in CTC beam search."}
+        default=0.0, metadata={"help": "Weight of the n-gram log-probability in CTC beam search."}
     )
-    token_bonus: float = field(
-        default=0.0, metadata={"help": "What every token adds to a text in CTC beam search with n-grams."}
-    )
+    token_bonus: float = field(default=0.0, metadata={"help": "Score added per token in CTC beam search with n-grams."})
     shortlist: bool | None = field(
         default=None,
-        metadata={"help": "Look only at the tokens on the model's shortlist; if unset, wherever it has one."},
+        metadata={"help": "Compute logits of shortlist tokens only. Default: if the model has a shortlist."},
     )
     deduplicate: bool = field(default=False, metadata={"help": "Merge equal neighbouring tokens."})
     reranker: Any = field(
-        default=None, metadata={"help": "A seq2seq model (or its name) with the same vocabulary that picks the best."}
+        default=None,
+        metadata={"help": "A seq2seq model (or its name) with the same vocabulary that selects the best candidate."},
     )
     num_return_sequences: int = field(default=1, metadata={"help": "Translations returned per sentence."})
     stop_on_stable_tokens: int | None = field(
-        default=None, metadata={"help": "Stop a row whose tokens did not change for this many evaluations."}
+        default=None, metadata={"help": "Stop a sentence whose tokens did not change for this many evaluations."}
     )
     return_dict_in_generate: bool = field(default=False, metadata={"help": "Return a DeqNarGenerateOutput."})
-    output_trajectory: bool = field(default=False, metadata={"help": "Also return every evaluation's tokens."})
+    output_trajectory: bool = field(default=False, metadata={"help": "Also return the tokens of every evaluation."})
 
 
 TOKENS = ("bos_token_id", "pad_token_id", "eos_token_id")
 KNOWN = frozenset((*(option.name for option in fields(Options)), *TOKENS))
 
-# Options of transformers that have no effect on these models, whatever their value.
+# Options of transformers without effect on these models.
 WITHOUT_EFFECT = frozenset(("use_cache", "early_stopping", "decoder_start_token_id", "synced_gpus", "disable_compile"))
-# Options of transformers that cannot be followed, with the values at which they ask for nothing.
+# Unsupported options of transformers, with the values at which they have no effect.
 NEUTRAL_VALUES = {
     "min_length": (0,),
     "do_sample": (False,),
@@ -81,7 +81,7 @@ NEUTRAL_VALUES = {
     "output_hidden_states": (False,),
 }
 REMEDIES = {
-    "do_sample": "translations are deterministic; ask for alternatives with num_return_sequences and num_beams.",
+    "do_sample": "translations are deterministic; request alternatives with num_return_sequences and num_beams.",
     "output_scores": "return_dict_in_generate=True returns sequences_scores and token_scores.",
     "output_logits": "call the model itself, model(**batch).logits.",
     "output_attentions": "call the model itself, model(**batch, output_attentions=True).",
@@ -100,8 +100,8 @@ REPETITION_REMEDIES = {
 class DeqNarGenerationConfig(GenerationConfig):
     """The options of `generate`, saved in and restored from `generation_config.json`.
 
-    Options that have no counterpart in these models are refused with the nearest one that exists. Options that were
-    not given are taken from the model's own configuration when this one is passed to `generate`.
+    Unsupported options raise ValueError with the most similar supported one. When this configuration is passed to
+    `generate`, options that are not set are taken from that of the model.
     """
 
     def __init__(self, **kwargs) -> None:
@@ -121,17 +121,17 @@ class DeqNarGenerationConfig(GenerationConfig):
         self.validate()
 
     def validate(self, **unused) -> None:
-        """Refuse values no model could use. What depends on the model is checked by `generate`."""
+        """Raise ValueError for invalid values. `generate` checks what depends on the model."""
         at_least_one = ("max_length", "length_beams", "refinement_passes", "ctc_beam_size", "num_return_sequences")
         for name in at_least_one:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
+                raise ValueError(f"{name} must be an integer of at least 1, not {getattr(self, name)!r}.")
         for name in ("max_nfe", "stop_on_stable_tokens"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be unset or a whole number of at least 1, not {value!r}.")
+                raise ValueError(f"{name} must be unset or an integer of at least 1, not {value!r}.")
         if not isinstance(self.sampling_seed, int) or self.sampling_seed < 0:
-            raise ValueError(f"sampling_seed must be a whole number of at least 0, not {self.sampling_seed!r}.")
+            raise ValueError(f"sampling_seed must be an integer of at least 0, not {self.sampling_seed!r}.")
         for name in ("input_sampling", "deduplicate", "return_dict_in_generate", "output_trajectory"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
@@ -148,7 +148,7 @@ class DeqNarGenerationConfig(GenerationConfig):
 
     @classmethod
     def from_model_config(cls, model_config: Any) -> "DeqNarGenerationConfig":
-        """Special tokens from the model; everything else is asked for when generating."""
+        """Special tokens of the model; other options are resolved by `generate`."""
         values = model_config if isinstance(model_config, dict) else model_config.to_dict()
         tokens = {name: values.get(name) for name in TOKENS}
         config = cls(max_length=min(256, values["max_position_embeddings"]), **tokens)
@@ -156,7 +156,7 @@ class DeqNarGenerationConfig(GenerationConfig):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Every option. A reranker that is a model, not a name, is left out."""
+        """All options. A reranker that is a model, not a name, is omitted."""
         saved = copy.copy(self)
         saved.reranker = self.reranker if isinstance(self.reranker, str) else None
         del saved._given
@@ -188,21 +188,21 @@ def merge_options(
     """The options of one call of `generate`.
 
     Args:
-        own: the model's configuration, for everything that the call does not set.
-        call: a configuration for this call, ours or transformers'.
+        own: the configuration of the model, for options that the call does not set.
+        call: a configuration for this call, `DeqNarGenerationConfig` or `GenerationConfig`.
         options: single options for this call; they take precedence.
-        beam_option: the option that `num_beams` stands for: `length_beams` or `ctc_beam_size`.
+        beam_option: the option that `num_beams` sets: `length_beams` or `ctc_beam_size`.
     """
-    asked = {} if call is None else given_options(call, beam_option)
-    asked |= from_transformers(options, beam_option)
-    refuse_unknown({name: value for name, value in asked.items() if name not in KNOWN})
+    requested = {} if call is None else given_options(call, beam_option)
+    requested |= from_transformers(options, beam_option)
+    refuse_unknown({name: value for name, value in requested.items() if name not in KNOWN})
     settings = copy.copy(own)
-    settings.update(**asked, **implied_options(own, asked))
+    settings.update(**requested, **implied_options(own, requested))
     return settings
 
 
 def given_options(config: GenerationConfig, beam_option: str) -> dict[str, Any]:
-    """What a configuration sets, by our names."""
+    """Options set by a configuration, under the names of `Options`."""
     if isinstance(config, DeqNarGenerationConfig):
         return config.given()
     values = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
@@ -210,21 +210,21 @@ def given_options(config: GenerationConfig, beam_option: str) -> dict[str, Any]:
 
 
 def from_transformers(options: dict[str, Any], beam_option: str) -> dict[str, Any]:
-    """Options with those of transformers renamed to ours, and without those that ask for nothing."""
+    """Rename options of transformers to those of this model, and remove those without effect."""
     options = without_neutral(options, beam_option)
-    for theirs, ours in (("num_beams", beam_option), ("max_new_tokens", "max_length")):
-        if theirs in options:
-            options[ours] = options.pop(theirs)
+    for name, own_name in (("num_beams", beam_option), ("max_new_tokens", "max_length")):
+        if name in options:
+            options[own_name] = options.pop(name)
     return options
 
 
 def without_neutral(options: dict[str, Any], beam_option: str | None = None) -> dict[str, Any]:
-    """Without options of transformers that change nothing; those that cannot be followed raise an error."""
-    theirs = {name: value for name, value in options.items() if name not in KNOWN}
-    for name, value in theirs.items():
+    """Remove options of transformers without effect; unsupported ones raise ValueError."""
+    foreign = {name: value for name, value in options.items() if name not in KNOWN}
+    for name, value in foreign.items():
         if name in NEUTRAL_VALUES and value is not None and value not in NEUTRAL_VALUES[name]:
-            raise ValueError(f"{name}={value!r} has no counterpart here: {remedy(name, beam_option)}")
-    dropped = {name for name, value in theirs.items() if value is None or name in NEUTRAL_VALUES}
+            raise ValueError(f"{name}={value!r} is not supported by this model: {remedy(name, beam_option)}")
+    dropped = {name for name, value in foreign.items() if value is None or name in NEUTRAL_VALUES}
     return {name: value for name, value in options.items() if name not in dropped | WITHOUT_EFFECT}
 
 
@@ -235,26 +235,26 @@ def remedy(name: str, beam_option: str | None) -> str:
     return REMEDIES.get(name, "leave it out.")
 
 
-def implied_options(own: DeqNarGenerationConfig, asked: dict[str, Any]) -> dict[str, Any]:
-    """A call for the best path switches off the model's n-grams; without n-grams there is no token bonus."""
+def implied_options(own: DeqNarGenerationConfig, requested: dict[str, Any]) -> dict[str, Any]:
+    """ctc_beam_size=1 disables the n-grams of the model; without n-grams there is no token bonus."""
     implied = {}
-    if asked.get("ctc_beam_size") == 1 and "ngram_weight" not in asked:
+    if requested.get("ctc_beam_size") == 1 and "ngram_weight" not in requested:
         implied["ngram_weight"] = 0.0
-    weight = {"ngram_weight": own.ngram_weight, **asked, **implied}["ngram_weight"]
-    if {"ctc_beam_size", "ngram_weight"} & asked.keys() and not weight and "token_bonus" not in asked:
+    weight = {"ngram_weight": own.ngram_weight, **requested, **implied}["ngram_weight"]
+    if {"ctc_beam_size", "ngram_weight"} & requested.keys() and not weight and "token_bonus" not in requested:
         implied["token_bonus"] = 0.0
     return implied
 
 
 def refuse_unknown(names: dict[str, Any]) -> None:
-    """Raise an error that names the first unknown option and the known one most like it."""
+    """Raise ValueError for the first unknown option, with the most similar known one."""
     if not names:
         return
     name = next(iter(names))
     known = [option.name for option in fields(Options)]
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     meant = "length_beams or ctc_beam_size" if name == "num_beams" else nearest[0] if nearest else None
-    advice = f"did you mean {meant}?" if meant else f"choose among {', '.join(known)}."
+    advice = f"did you mean {meant}?" if meant else f"choose one of {', '.join(known)}."
     raise ValueError(f"{name} is not an option of generate; {advice}")
 
 

@@ -1,7 +1,7 @@
-"""From an equilibrium to text: generation options and `generate`.
+"""`generate`: translation with a model.
 
 A candidate is one canvas of one sentence: one for CTC, one for every length beam otherwise. All candidates of a batch
-are solved together, each is read as text and scored, and the best of every sentence are returned.
+are solved together and scored, and the best texts of every sentence are returned.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 
-from .ctc import likeliest, pack, prefix_beam_search, prefix_beams_in_turn
+from .ctc import likeliest, pack, prefix_beam_search, prefix_beams_by_sentence
 from .generation_config_deqnar import DeqNarGenerationConfig, merge_options
 from .ngrams import MIN_PROB, Fluency
 from .reranking import check_scorer, load_reranker, teacher_forced, with_end
@@ -35,15 +35,15 @@ class DeqNarGenerateOutput(ModelOutput):
     """What `generate` returns with `return_dict_in_generate=True`; one entry per returned sequence.
 
     Attributes:
-        sequences: token ids, padded behind the end.
+        sequences: token ids, padded on the right.
         sequences_scores: log-probability of the text per token, at most 0: the mean over tokens for predicted lengths,
             the mean over the path's positions for the best CTC path, log p(text) / tokens for CTC beam search (without
-            what n-grams and `token_bonus` add, which only decide the order), the reranker's mean log-likelihood if
-            there is one. −∞ for a text that is listed twice because there are too few different ones.
+            n-gram scores and `token_bonus`, which only affect the order), the mean log-likelihood of the reranker if
+            there is one. −∞ for a duplicate, returned if there are too few different texts.
         token_scores: log-probability of every token, 0 at padding; None for CTC beam search.
-        nfe: evaluations of the sequence's own canvas, over all passes.
+        nfe: evaluations of the canvas of the sequence, over all passes.
         residual, converged: of the last solve; None for `stacked` models.
-        canvas_lengths: how long the chosen canvas was.
+        canvas_lengths: length of the selected canvas.
         trajectory: with `output_trajectory`, the drafts of every evaluation.
     """
 
@@ -59,11 +59,11 @@ class DeqNarGenerateOutput(ModelOutput):
 
 @dataclass
 class Texts:
-    """What was read from the candidates of a batch, one entry per text, sentence by sentence."""
+    """Texts of the candidates of a batch, one entry per text, sentence by sentence."""
 
     tokens: Tensor  # padded
-    candidate: Tensor  # which candidate each was read from
-    ranking: Tensor | None = None  # what orders the texts of a sentence
+    candidate: Tensor  # index of the candidate of each text
+    ranking: Tensor | None = None  # score that ranks the texts of a sentence
     scores: Tensor | None = None  # log-probability per token
     token_scores: Tensor | None = None
 
@@ -71,7 +71,7 @@ class Texts:
 class DeqNarGenerationMixin:
     """`generate` for a class with a `config`, a `generation_config` and a `model` that is a `RefinementMixin`.
 
-    Tokens are read by `read_tokens` and `read_scored`, here through an `lm_head`.
+    Tokens are predicted by `read_tokens` and `read_scored`, here with `lm_head`.
     """
 
     config: Any
@@ -82,7 +82,7 @@ class DeqNarGenerationMixin:
 
     @property
     def generation_config(self) -> DeqNarGenerationConfig | None:
-        """The model's own options. A transformers `GenerationConfig` that is assigned changes only what it sets."""
+        """Default options of the model. Assigning a `GenerationConfig` of transformers changes the options it sets."""
         return self._generation_config
 
     @generation_config.setter
@@ -95,7 +95,7 @@ class DeqNarGenerationMixin:
 
     @property
     def length_model(self) -> "LengthModel":
-        """How the length of a canvas is chosen, what is trained on it and how it is read."""
+        """Length model: canvas lengths, likelihood and decoding."""
         return self.model.length_model
 
     def prepare(self, *inputs: Any, **options: Any) -> "Source":
@@ -124,18 +124,18 @@ class DeqNarGenerationMixin:
 
         Args:
             input_ids, attention_mask: the source, padded on the right.
-            generation_config: options for this call, ours or transformers'; the model's own where it sets none.
+            generation_config: options of this call, also a `GenerationConfig` of transformers. Default: the model's.
             streamer: receives the final tokens and, if it has `put_draft`, every draft; one sentence at a time.
             labels: passed by `Seq2SeqTrainer`; they have no influence on the translation.
             inputs: another name of `input_ids`, as in transformers.
             options: any option of `DeqNarGenerationConfig`, for this call. Of transformers' options, `num_beams` sets
-                the number of candidates, `max_new_tokens` the length, and those without effect are accepted.
+                the number of candidates and `max_new_tokens` the maximum length; those without effect are accepted.
         """
         if inputs is not None:
             if input_ids is not None:
                 raise ValueError("inputs and input_ids are the same argument; pass one of them.")
             input_ids = inputs
-        assert self.generation_config is not None  # set when the model is built
+        assert self.generation_config is not None  # set in __init__
         settings = merge_options(self.generation_config, generation_config, options, self.length_model.beam_option)
         self._check_options(settings)
         source_mask = self.model.check_source(input_ids, attention_mask, None)
@@ -156,14 +156,14 @@ class DeqNarGenerationMixin:
     def _translate(
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
     ) -> dict[str, Any]:
-        """What `generate` returns, by name; all but the sequences only if it was asked for."""
+        """Outputs of `generate` by name; only the sequences without `return_dict_in_generate`."""
         candidates, drafts = self._refine_candidates(input_ids, source_mask, settings, streamer)
         texts = self._read_texts(candidates, settings)
         if settings.reranker is not None:
             scores = self._rerank(
                 settings.reranker, input_ids, source_mask, texts.tokens, candidates.sentence[texts.candidate]
             )
-            if texts.ranking is not None:  # places of a beam that no text fills
+            if texts.ranking is not None:  # unfilled entries of a beam
                 scores = scores.masked_fill(texts.ranking == float("-inf"), float("-inf"))
             texts.scores = texts.ranking = scores
         chosen: Tensor | slice = slice(None)
@@ -191,7 +191,7 @@ class DeqNarGenerationMixin:
         }
 
     def _check_options(self, settings: DeqNarGenerationConfig) -> None:
-        """Refuse combinations that this model cannot do, naming both sides."""
+        """Raise ValueError for options that this model does not support."""
         self.length_model.check_options(settings)
         name = self.length_model.beam_option
         beams = getattr(settings, name)
@@ -201,19 +201,19 @@ class DeqNarGenerationMixin:
                 f"raise {name}."
             )
         if settings.stop_on_stable_tokens is not None and not self.config.seeks_equilibrium:
-            raise ValueError("stop_on_stable_tokens has nothing to stop: refinement='stacked' evaluates once.")
+            raise ValueError("stop_on_stable_tokens has no effect: refinement='stacked' evaluates once.")
         if settings.shortlist and self.model.shortlist is None:
-            raise ValueError("shortlist=True, but this model has none; give it one with hf-deqnar shortlist.")
+            raise ValueError("shortlist=True, but this model has no shortlist; create it with hf-deqnar shortlist.")
         if settings.ngram_weight and self.model.ngrams is None:
             raise ValueError(
-                f"ngram_weight={settings.ngram_weight}, but this model has no n-grams; give it some with hf-deqnar "
+                f"ngram_weight={settings.ngram_weight}, but this model has no n-grams; create them with hf-deqnar "
                 "ngrams."
             )
         if settings.ngram_weight and not self.model.ngrams.learned:
-            raise ValueError("This model's n-grams were never learned; give it some with hf-deqnar ngrams.")
+            raise ValueError("The n-grams of this model are empty; create them with hf-deqnar ngrams.")
         if settings.ngram_weight and settings.ctc_beam_size == 1:
             raise ValueError(
-                f"ngram_weight={settings.ngram_weight} is for a beam search; raise ctc_beam_size above 1, or set "
+                f"ngram_weight={settings.ngram_weight} needs a beam search; set ctc_beam_size above 1, or "
                 "ngram_weight=0."
             )
         if settings.token_bonus and not settings.ngram_weight:
@@ -226,23 +226,20 @@ class DeqNarGenerationMixin:
     def _check_input_sampling(self, settings: DeqNarGenerationConfig) -> None:
         if self.model.input_head is None:
             raise ValueError(
-                "input_sampling=True needs an input predictor, which this model has not; "
-                "give it one with hf_deqnar.objectives.input_predictor.fit_input_predictor."
+                "input_sampling=True needs an input predictor, which this model does not have; "
+                "create it with hf-deqnar report MODEL,save=FOLDER."
             )
         for option in ("refinement_passes", "ctc_beam_size"):
             if getattr(settings, option) > 1:
                 raise ValueError(
-                    f"input_sampling=True and {option}={getattr(settings, option)} exclude each other: "
-                    "tokens that were sampled stay as they are; set one of them only."
+                    f"input_sampling=True and {option}={getattr(settings, option)} are mutually exclusive, "
+                    "because sampled tokens are not changed; set one of them."
                 )
 
     def _refine_candidates(
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
     ) -> tuple[Candidates, list[list[Draft]] | None]:
-        """Encode, lay out the canvases and solve for their equilibria, `refinement_passes` times.
-
-        Two times if inputs are sampled.
-        """
+        """Encode, lay out the canvases and solve for their equilibria in each pass; `input_sampling` has two."""
         source = self.prepare(input_ids, source_mask, shortlist=settings.shortlist is not False)
         lengths = self.length_model.candidate_lengths(source, settings)  # (sentences, candidates of each)
         beams = lengths.shape[1]
@@ -267,7 +264,7 @@ class DeqNarGenerationMixin:
                 noise = sampling_noise(input_ids[sentence], source.mask, canvas.mask, settings.sampling_seed)
                 candidates.canvas = reveal_sampled(candidates, noise)
             elif number > 0:
-                candidates.canvas = mask_weakest(candidates, number, passes, self.config.mask_token_id)
+                candidates.canvas = mask_least_likely(candidates, number, passes, self.config.mask_token_id)
             if reader is not None:
                 reader.restart()
             found = self.solve(
@@ -285,7 +282,7 @@ class DeqNarGenerationMixin:
         return candidates, None if reader is None else reader.drafts
 
     def _logits(self, features: Tensor, words: Words | None) -> Tensor:
-        """Logits of the words, or of all tokens; without those that are never part of a text."""
+        """Logits of the shortlist or of all tokens; −∞ for tokens that are never generated."""
         if words is None:
             logits = self.lm_head(features).float()
         else:
@@ -300,14 +297,14 @@ class DeqNarGenerationMixin:
         return logits
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
-        """The likeliest token of every position."""
+        """The most likely token of every position."""
         tokens = likeliest(self._logits(features, words))
         return tokens if words is None else words.tokens[tokens]
 
     def read_scored(
         self, features: Tensor, keep_all: bool, words: Words | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The likeliest token of every position, its log-probability and, with `keep_all`, those of all tokens."""
+        """The most likely token of every position, its log-probability and, with `keep_all`, those of all tokens."""
         logits = self._logits(features, words)
         best = likeliest(logits)
         tokens = best if words is None else words.tokens[best]
@@ -318,11 +315,11 @@ class DeqNarGenerationMixin:
         return tokens, scores, log_probs if words is None else words.spread(log_probs, self.config)
 
     def _read_draft(self, words: Words | None, rows: Tensor, features: Tensor) -> Tensor:
-        """Tokens of an evaluation in which some rows took part."""
+        """Tokens of an evaluation of some rows."""
         return self.read_tokens(features, None if words is None else words.select(rows))
 
     def _update(self, candidates: Candidates, found: Any, words: Words | None, scored: bool, keep_all: bool) -> None:
-        """Read tokens where the canvas was masked; known tokens and their scores stay as they are."""
+        """Predict tokens at masked positions; known tokens and their scores do not change."""
         masked = candidates.canvas == self.config.mask_token_id
         if scored or keep_all:
             tokens, scores, log_probs = self.read_scored(found.value, keep_all, words)
@@ -330,7 +327,7 @@ class DeqNarGenerationMixin:
                 raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
             known = torch.zeros_like(scores) if candidates.scores is None else candidates.scores
             if log_probs is not None and candidates.scores is not None:
-                log_probs = hold_known(log_probs, candidates.tokens, known, masked)
+                log_probs = fix_known_tokens(log_probs, candidates.tokens, known, masked)
             candidates.log_probs = log_probs
             candidates.scores = torch.where(masked, scores, known)
         else:
@@ -348,7 +345,7 @@ class DeqNarGenerationMixin:
             tokens, counts, ranking = self._search_beams(candidates.log_probs, lengths, settings, fluency)
             log_probs = ranking if fluency is None else ranking - fluency.of_text(tokens, counts)
             scores = log_probs.clamp_max(0) / counts.clamp_min(1)
-            # Without n-grams texts are ranked per token, because their sum favours short ones; a token bonus is tuned.
+            # Without n-grams texts are ranked per token, because sums favour short ones; token_bonus corrects for it.
             ranking = scores if fluency is None else ranking + fluency.of_end(tokens, counts)
             tokens = tokens.flatten(0, 1)[:, : settings.max_length]
             return Texts(tokens, rows.repeat_interleave(settings.ctc_beam_size), ranking.flatten(), scores.flatten())
@@ -364,7 +361,7 @@ class DeqNarGenerationMixin:
         return Texts(tokens, rows, scores, scores, token_scores[:, : settings.max_length])
 
     def _without_end(self, texts: Tensor) -> Tensor:
-        """Padding in the place of what marks an end: who reads a text does not see it."""
+        """Replace end tokens by padding."""
         ends = self.config.eos_token_id
         if ends is None:
             return texts
@@ -373,16 +370,16 @@ class DeqNarGenerationMixin:
     def _search_beams(
         self, log_probs: Tensor, lengths: Tensor, settings: DeqNarGenerationConfig, fluency: Fluency | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The texts of every row's beam, their lengths, and log p of each with what n-grams add."""
-        question = (log_probs, lengths, self.config.blank_token_id, settings.ctc_beam_size)
+        """The texts of every row's beam, their lengths, and log p of each with the n-gram terms."""
+        inputs = (log_probs, lengths, self.config.blank_token_id, settings.ctc_beam_size)
         options = {"padding": self.config.pad_token_id, "least_chance": 0.0 if fluency is None else MIN_PROB}
-        if not in_turn(log_probs):
-            return prefix_beam_search(*question, **options, added=fluency)
+        if not search_by_sentence(log_probs):
+            return prefix_beam_search(*inputs, **options, added=fluency)
         added = None if fluency is None else fluency.one_by_one()[0]
-        return prefix_beams_in_turn(*question, **options, added=added, most_added=settings.token_bonus)
+        return prefix_beams_by_sentence(*inputs, **options, added=added, most_added=settings.token_bonus)
 
     def _fluency(self, settings: DeqNarGenerationConfig) -> Fluency | None:
-        """What n-grams add in a beam search; None if they are not asked."""
+        """The n-gram terms of a beam search; None without n-grams."""
         if not settings.ngram_weight:
             return None
         return Fluency(self.model.ngrams, settings.ngram_weight, settings.token_bonus, self.config.eos_token_id)
@@ -394,7 +391,7 @@ class DeqNarGenerationMixin:
         check_scorer(reranker, self.config.vocab_size, "The reranker")
         padding, end = self.config.pad_token_id, self.config.eos_token_id
         labels, real = texts, texts != padding
-        if isinstance(end, int):  # the reranker also judges where a text ends
+        if isinstance(end, int):  # the reranker also scores the end token
             labels, real = with_end(texts, real, end)
         scores = teacher_forced(reranker, input_ids[sentence], source_mask[sentence], labels, real, "the reranker")
         return scores.sum(dim=1) / real.sum(dim=1).clamp_min(1)
@@ -415,21 +412,21 @@ class DeqNarGenerationMixin:
         trust_remote_code: bool,
         **rest,
     ) -> None:
-        """Called by `from_pretrained`: take up the saved options, ours included."""
+        """Called by `from_pretrained`: load the saved options."""
         if generation_config is not None:
             self.generation_config = generation_config
         elif pretrained_model_name_or_path is not None:
-            where = {"cache_dir": cache_dir, "force_download": force_download, "proxies": proxies, "token": token}
-            where |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder}
+            options = {"cache_dir": cache_dir, "force_download": force_download, "proxies": proxies, "token": token}
+            options |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder}
             path, file = pretrained_model_name_or_path, GENERATION_CONFIG_NAME
-            # Without the file the defaults of __init__ stand; one that cannot be read is an error.
-            if cached_file(path, file, _raise_exceptions_for_missing_entries=False, **where) is not None:
-                self.generation_config = DeqNarGenerationConfig.from_pretrained(path, **where)
+            # Without the file the defaults of __init__ are used; an unreadable file is an error.
+            if cached_file(path, file, _raise_exceptions_for_missing_entries=False, **options) is not None:
+                self.generation_config = DeqNarGenerationConfig.from_pretrained(path, **options)
 
 
 @contextmanager
 def gathered_weights(model: Any) -> Iterator[None]:
-    """The whole weights of a model that `fully_shard` has sharded; other models are left alone.
+    """Gather the weights of a model sharded by `fully_shard`; no effect on other models.
 
     Sharded modules gather their weights in `forward`, which generation does not call. Every process must enter.
     """
@@ -453,13 +450,13 @@ def gathered_weights(model: Any) -> Iterator[None]:
             module.reshard()
 
 
-def in_turn(values: Tensor) -> bool:
-    """Whether rows are better searched one after the other, by a processor that need not be told every step."""
+def search_by_sentence(values: Tensor) -> bool:
+    """Whether to search row by row: on a CPU, to avoid the overhead of tensor operations."""
     return values.device.type == "cpu"
 
 
 def leave_inference_mode(found: dict[str, Any]) -> dict[str, Any]:
-    """Copies: what was made in inference mode can have no part in a loss, which a translation may."""
+    """Copy the outputs, because inference tensors cannot be used in autograd."""
     copies: dict[str, Any] = {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
     if found.get("trajectory") is not None:
         copies["trajectory"] = [
@@ -468,29 +465,29 @@ def leave_inference_mode(found: dict[str, Any]) -> dict[str, Any]:
     return copies
 
 
-def mask_weakest(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:
-    """The canvas of pass t of T: the ⌊N·(1 − t/T)⌋ least sure tokens become `<mask>` again (Mask-Predict)."""
+def mask_least_likely(candidates: Candidates, number: int, passes: int, mask_token: int) -> Tensor:
+    """The canvas of pass t of T: the ⌊N·(1 − t/T)⌋ least likely tokens are masked (Mask-Predict)."""
     assert candidates.scores is not None  # every pass but the last is scored
     count = candidates.mask.sum(dim=1) * (passes - number) // passes
     rank = candidates.scores.masked_fill(~candidates.mask, float("inf")).argsort(dim=1).argsort(dim=1)
     return torch.where(rank < count[:, None], mask_token, candidates.tokens).where(candidates.mask, candidates.canvas)
 
 
-def hold_known(log_probs: Tensor, tokens: Tensor, scores: Tensor, masked: Tensor) -> Tensor:
-    """Where a token was known, it alone is possible, with the score it has had: a beam must not lose it again."""
+def fix_known_tokens(log_probs: Tensor, tokens: Tensor, scores: Tensor, masked: Tensor) -> Tensor:
+    """Known tokens keep their score and have no alternatives, so that a beam does not change them."""
     only = torch.full_like(log_probs, float("-inf")).scatter(2, tokens[..., None], scores[..., None])
     return torch.where(masked[..., None], log_probs, only)
 
 
 def reveal_sampled(candidates: Candidates, noise: Tensor) -> Tensor:
     """Z drawn from the input predictor: arg-max P(t_i | X) where z_i is not masked (MPLE paper, appendix E.6)."""
-    assert candidates.masked_chances is not None  # the first pass has asked the input predictor
+    assert candidates.masked_chances is not None  # set by the first pass
     revealed = (noise >= candidates.masked_chances) & candidates.mask
     return torch.where(revealed, candidates.tokens, candidates.canvas)
 
 
 def sampling_noise(source: Tensor, source_mask: Tensor, mask: Tensor, seed: int) -> Tensor:
-    """Uniform in [0, 1), candidates × positions: a function of the candidate's own source and length, and the seed."""
+    """Uniform in [0, 1), candidates × positions: a function of source, canvas length and seed."""
     noise = torch.zeros(mask.shape)
     for place, canvas in enumerate(mask.sum(dim=1).tolist()):
         tokens = source[place][source_mask[place]].tolist()
@@ -501,7 +498,7 @@ def sampling_noise(source: Tensor, source_mask: Tensor, mask: Tensor, seed: int)
 
 
 def demote_repeated(scores: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
-    """Of equal texts in a sentence's list all but the best go to the end: lengths are clamped, texts may be cut."""
+    """Set the score of duplicate texts of a sentence to −∞, except for the best."""
     sentences = int(sentence.max()) + 1
     grouped, score = texts.reshape(sentences, -1, texts.shape[1]), scores.reshape(sentences, -1)
     same = (grouped[:, :, None] == grouped[:, None]).all(dim=-1)  # sentences, texts, texts
@@ -511,15 +508,15 @@ def demote_repeated(scores: Tensor, texts: Tensor, sentence: Tensor) -> Tensor:
 
 
 def best_per_sentence(scores: Tensor, sentence: Tensor, count: int) -> Tensor:
-    """Which texts to return: the `count` best of every sentence, sentence by sentence."""
+    """Indices of the `count` best texts of every sentence, sentence by sentence."""
     sentences = int(sentence.max()) + 1
-    grouped = scores.reshape(sentences, -1)  # texts stand sentence by sentence
+    grouped = scores.reshape(sentences, -1)  # texts are ordered by sentence
     best = grouped.topk(count, dim=1).indices
     return (best + torch.arange(sentences, device=scores.device)[:, None] * grouped.shape[1]).flatten()
 
 
 def trim_padding(sequences: Tensor, padding: int) -> Tensor:
-    """Drop columns that are padding in every row, but leave one."""
+    """Remove columns that are padding in every row, but at least one column remains."""
     longest = int((sequences != padding).sum(dim=1).max())
     return sequences[:, : max(1, longest)]
 

@@ -1,8 +1,8 @@
-"""How a loss reaches the parameters of f through its fixed point z* = f(z*).
+"""Gradients of a loss through the fixed point z* = f(z*).
 
-The exact gradient is ∂L/∂θ = ∂L/∂z* · (I − ∂f/∂z*)⁻¹ · ∂f/∂θ. The functions here differ in what stands for the
-inverse. Each returns f's value at the equilibrium with a graph attached, and none stores the path that led there,
-except `unrolled`, which is that path.
+The exact gradient is ∂L/∂θ = ∂L/∂z* · (I − ∂f/∂z*)⁻¹ · ∂f/∂θ. The functions of this module differ in the
+approximation of the inverse. Each returns the value of f at the equilibrium with an autograd graph; only `unrolled`
+stores the intermediate states.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass
 class GradientOptions:
-    """Which gradient, and its settings; `DeqNarConfig` explains each field."""
+    """Kind of gradient and its settings; see `DeqNarConfig`."""
 
     kind: str = "one_step"
     steps: int = 5
@@ -46,7 +46,7 @@ def equilibrium(
     if torch.is_grad_enabled() and gradient.kind == "unrolled":
         return unrolled(masked, initial, gradient, mask, **solver_options)
     if torch.is_grad_enabled() and gradient.kind == "one_step" and solver_options.get("max_nfe") == 1:
-        # The only evaluation is the one with graph; the solve merely measures it.
+        # The only evaluation is the one with graph; `solve` computes its residual.
         value = masked(initial if mask is None else initial.masked_fill(~mask.bool()[:, :, None], 0))
         return replace(solve(lambda state: value.detach(), initial, mask=mask, **solver_options), value=value)
     found = solve(function, initial, mask=mask, **solver_options)
@@ -74,8 +74,7 @@ def one_step(function: Function, state: Tensor, options: GradientOptions) -> Ten
 def phantom(function: Function, state: Tensor, options: GradientOptions) -> Tensor:
     """z ← τ·f(z) + (1 − τ)·z, k times with graph, from the equilibrium. TorchDEQ equations 5 and 6.
 
-    These k evaluations come on top of the solver's: stopped early, the value is therefore further along than without
-    gradients.
+    These k evaluations follow those of the solver, so an unconverged value differs from that without gradients.
     """
     state = state.detach()
     for _ in range(options.steps):
@@ -84,7 +83,10 @@ def phantom(function: Function, state: Tensor, options: GradientOptions) -> Tens
 
 
 def ift(function: Function, state: Tensor, options: GradientOptions) -> Tensor:
-    """v = vᵀ·∂f/∂z* + ∂L/∂z*, solved when the gradient arrives; v then flows into one evaluation. DEQNAR equation 3."""
+    """v = vᵀ·∂f/∂z* + ∂L/∂z*, solved in the backward pass; v is then back-propagated through one evaluation.
+
+    DEQNAR equation 3.
+    """
     state = state.detach().requires_grad_()
     value = function(state)
 
@@ -93,7 +95,7 @@ def ift(function: Function, state: Tensor, options: GradientOptions) -> Tensor:
             (product,) = torch.autograd.grad(value, state, vector, retain_graph=True)
             return product + gradient
 
-        # Zero: nothing depends on the equilibrium. Not finite: a gradient scaler wants to see that, and skip the step.
+        # Zero: nothing depends on the equilibrium. Not finite: passed on, so that a gradient scaler skips the step.
         if not gradient.any() or not gradient.isfinite().all():
             return gradient
         return solve(adjoint, gradient, solver=options.solver, max_nfe=options.max_nfe, tol=options.tol).value
@@ -134,10 +136,10 @@ def unrolled(
     observe: Callable | None = None,
     **solver_options: Any,
 ) -> FixedPoint:
-    """z ← f(z), k times from the initial state with the whole graph: the exact gradient of a tied stack of depth k.
+    """z ← f(z), k times from the initial state with graph: the exact gradient of a weight-tied stack of depth k.
 
-    k is `options.steps`, or `max_nfe` if that is less. It is plain iteration, whatever the solver's options say, and no
-    row stops early. Memory grows with k unless `checkpoint` recomputes every step in the backward pass.
+    k is `options.steps`, or `max_nfe` if that is less. It is plain iteration, independently of the solver, and no row
+    stops early. Memory grows with k unless `checkpoint` recomputes every step in the backward pass.
     """
     steps = options.steps if max_nfe is None else min(options.steps, max_nfe)
     rows = torch.arange(initial.shape[0], device=initial.device)

@@ -1,4 +1,4 @@
-"""Transformer layers: attention, encoder, and the decoder layer a transition is made of."""
+"""Transformer layers: attention, encoder, and the decoder layer of a transition."""
 
 import math
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from .configuration_deqnar import DeqNarConfig
 
 @dataclass
 class Record:
-    """Collects what users ask for with `output_hidden_states` and `output_attentions`.
+    """Collects the outputs of `output_hidden_states` and `output_attentions`.
 
-    The hooks that transformers captures outputs with would collect every evaluation of a solve, not the last one.
+    The output-capturing hooks of transformers would collect every evaluation of a solve instead of the last one.
     """
 
     hidden_states: list[Tensor]
@@ -33,7 +33,7 @@ class Record:
         return cls([], [], [], hidden_states, attentions)
 
     def clear(self) -> None:
-        """Start over: only one evaluation is recorded."""
+        """Clear the record, because only the last evaluation is returned."""
         for collected in (self.hidden_states, self.self_attentions, self.cross_attentions):
             collected.clear()
 
@@ -71,7 +71,7 @@ def split_heads(tensor: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
 
 
 class BranchEnd(nn.Linear):
-    """The last linear map of a residual branch, small at first so that a layer starts near the identity.
+    """The last linear map of a residual branch, with small initial weights so that a layer starts near the identity.
 
     With the usual initial weights every post-norm layer halves its input, and the source signal is attenuated.
     On Multi30k (tiny, CTC, 250 updates of 1024 tokens from random weights) the validation loss of a stacked model is
@@ -125,12 +125,17 @@ class FeedForward(nn.Module):
 
 
 def additive_mask(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """(batch, 1, 1, positions): 0 where a position may be attended to, the least number elsewhere; None if all may.
+    """(batch, 1, 1, positions): 0 at valid positions, the minimum of the dtype elsewhere; None if all are valid.
 
-    Not one of transformers' mask functions, because rows are selected from it while a batch is solved.
+    The mask functions of transformers are not used, because rows are selected from the mask during a solve.
     """
     if mask is None or (not torch.compiler.is_compiling() and mask.all()):
         return None
+    return dense_additive_mask(mask, dtype)
+
+
+def dense_additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `additive_mask`, but never None."""
     additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return additive.masked_fill(~mask.bool(), torch.finfo(dtype).min)[:, None, None, :]
 
@@ -156,7 +161,7 @@ def position_table(length: int, width: int, device: torch.device, dtype: torch.d
 
 
 class Positions(nn.Module):
-    """Position embeddings of the source or the canvas, and the normalisation of their sum with the tokens'."""
+    """Position embeddings of the source or the canvas, and the normalisation of their sum with token embeddings."""
 
     def __init__(self, config: DeqNarConfig) -> None:
         super().__init__()
@@ -195,7 +200,7 @@ class EncoderLayer(GradientCheckpointingLayer):
 
 
 class DecoderLayer(GradientCheckpointingLayer):
-    """Self-attention, cross-attention, feed-forward; its dropout masks are given, not drawn."""
+    """Self-attention, cross-attention, feed-forward; its dropout masks are inputs."""
 
     def __init__(self, config: DeqNarConfig) -> None:
         super().__init__()
@@ -260,7 +265,7 @@ class RecurrentStack(nn.Module):
         )
 
     def forward(self, hidden: Tensor, mask: Tensor | None, record: Record | None = None) -> Tensor:
-        """(batch, positions, width); `mask` as made by `additive_mask`. The states of padding are zero."""
+        """(batch, positions, width); `mask` from `additive_mask`. The states of padding are zero."""
         width = hidden.shape[1]
         if record is not None:
             record.hidden_states.append(hidden)

@@ -1,8 +1,8 @@
-"""n-grams: how likely a token is after those that stand before it.
+"""n-gram language model: the probability of a token given the preceding tokens.
 
-A parallel decoder chooses every token without knowing what its neighbours became, and so may mix two ways to say a
-thing. A table of what follows what in the target language knows nothing of the source, but tells such a mixture from a
-sentence, and is looked up in microseconds. A CTC beam search asks it about every token that it adds to a prefix.
+A parallel decoder predicts every token independently of its neighbours, so outputs of different modes can be mixed. An
+n-gram model of the target language is independent of the source, but scores fluent sequences higher, and a look-up
+takes microseconds. CTC beam search adds its score for every token that extends a prefix.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,15 @@ from torch.nn import functional
 
 from .ctc import extend_hash
 
-MIN_PROB = 1e-3  # of a token that a search with n-grams looks up: they seldom speak for less likely ones
-NO_TOKEN = -1  # stands before the start of a text
+MIN_PROB = 1e-3  # minimum probability of tokens in a search with n-grams; less likely tokens are rarely selected
+NO_TOKEN = -1  # placeholder before the start of a text
 TWO_TO_64 = 1 << 64
 
 
 class Ngrams(nn.Module):
-    """log p(token | the tokens before it). Its tables are learned by `corpus.ngrams` and saved with the model.
+    """log p(token | preceding tokens). Its tables are counted by `data.ngram_counts` and saved with the model.
 
-    The longest n-gram that is listed tells; where one is not, what is left for such tokens after this context goes on
-    to the shorter ones:
+    The longest listed n-gram is used; otherwise the model backs off to shorter ones:
 
         p(w | h) = p*(h w) if h w is listed, else b(h)·p(w | h without its first token)
     """
@@ -38,19 +37,21 @@ class Ngrams(nn.Module):
     def __init__(self, vocabulary: int, order: int, entries: int) -> None:
         super().__init__()
         self.order = order
-        self.register_buffer("keys", torch.zeros(entries, dtype=torch.long))  # hashes of two tokens and more, ascending
+        self.register_buffer(
+            "keys", torch.zeros(entries, dtype=torch.long)
+        )  # hashes of n-grams of two or more tokens, ascending
         self.register_buffer("chances", torch.zeros(entries))  # log p*
         self.register_buffer("backoffs", torch.zeros(entries))  # log b
-        self.register_buffer("first_chances", torch.zeros(vocabulary))  # the same of single tokens
+        self.register_buffer("first_chances", torch.zeros(vocabulary))  # of single tokens
         self.register_buffer("first_backoffs", torch.zeros(vocabulary))
 
     @property
     def learned(self) -> bool:
-        """No token is certain, as all are before something is learned."""
+        """Whether the tables are filled; before, all log-probabilities are 0."""
         return float(self.first_chances[0]) < 0
 
     def extend(self, vocabulary: int) -> None:
-        """Know more tokens: new ones are as likely as the least likely known, after whatever."""
+        """Extend the vocabulary; new tokens get the lowest unigram probability."""
         new = vocabulary - len(self.first_chances)
         least = self.first_chances.min().expand(new)
         self.first_chances = torch.cat([self.first_chances, least])
@@ -60,8 +61,8 @@ class Ngrams(nn.Module):
         """log p of every token.
 
         Args:
-            contexts: … × (order − 1) tokens before it, `NO_TOKEN` where a text has not begun.
-            tokens: …, or what that can be broadcast with.
+            contexts: … × (order − 1) tokens before it, `NO_TOKEN` before the start of a text.
+            tokens: …, or a shape that can be broadcast with it.
         """
         found = self.first_chances[tokens].float()
         for size in range(1, self.order):
@@ -70,10 +71,10 @@ class Ngrams(nn.Module):
             for place in range(size):
                 hashes = extend_hash(hashes, context[..., place])
             if size == 1:
-                left = self.first_backoffs[context[..., 0].clamp_min(0)].float()
+                backoff = self.first_backoffs[context[..., 0].clamp_min(0)].float()
             else:
-                left = self._look_up(self.backoffs, hashes, torch.zeros_like(found[..., :1]))
-            shorter = found + left
+                backoff = self._look_up(self.backoffs, hashes, torch.zeros_like(found[..., :1]))
+            shorter = found + backoff
             longer = self._look_up(self.chances, extend_hash(hashes, tokens), shorter)
             found = torch.where(context[..., 0] == NO_TOKEN, found, longer)
         return found
@@ -83,7 +84,7 @@ class Ngrams(nn.Module):
         return torch.where(self.keys[place] == hashes, values[place].float(), otherwise)
 
     def one_by_one(self) -> Callable[[tuple[int, ...], int], float]:
-        """The same for one token at a time, in Python's numbers: context, token → log p."""
+        """log p for one token at a time, with Python floats: context, token → log p."""
         tables = (self.chances, self.backoffs, self.first_chances, self.first_backoffs)
         chances, backoffs, first_chances, first_backoffs = (table.float().numpy() for table in tables)
         keys = self.keys.numpy()
@@ -101,8 +102,8 @@ class Ngrams(nn.Module):
                 number = 0
                 for each in context[len(context) - size :]:
                     number = extend_hash(number, each)
-                left = float(first_backoffs[context[-1]]) if size == 1 else look_up(backoffs, number, 0.0)
-                found = look_up(chances, extend_hash(number, token), found + left)
+                backoff = float(first_backoffs[context[-1]]) if size == 1 else look_up(backoffs, number, 0.0)
+                found = look_up(chances, extend_hash(number, token), found + backoff)
             return found
 
         return log_chance
@@ -110,12 +111,12 @@ class Ngrams(nn.Module):
 
 @dataclass
 class Fluency:
-    """What a beam search adds for a token, w·log p(token | …) + bonus, and for the end of a text, w·log p(end | …)."""
+    """Terms of a beam search: w·log p(token | …) + bonus for a token, w·log p(end | …) for the end of a text."""
 
     ngrams: Ngrams
     weight: float
     bonus: float
-    end: int  # stands before every text, too
+    end: int  # also the context before every text
 
     def __call__(self, texts: Tensor, counts: Tensor, tokens: Tensor) -> Tensor:
         """For prefixes (rows × beam × longest, and their lengths) and tokens (rows × 1 × candidates)."""
@@ -127,7 +128,7 @@ class Fluency:
         return self.weight * self.ngrams(self._contexts(texts, counts), torch.full_like(counts, self.end))
 
     def of_text(self, texts: Tensor, counts: Tensor) -> Tensor:
-        """What all tokens of the texts added together, without their ends: rows × beam."""
+        """Sum of the terms of all tokens of the texts, without their ends: rows × beam."""
         before = self.ngrams.order - 1
         padded = functional.pad(functional.pad(texts, (1, 0), value=self.end), (before - 1, 0), value=NO_TOKEN)
         contexts = padded.unfold(-1, before, 1)[..., : texts.shape[-1], :]
@@ -144,13 +145,13 @@ class Fluency:
         return tokens.masked_fill(places < -1, NO_TOKEN)
 
     def one_by_one(self, names: list[int] | None = None) -> tuple[Callable, Callable]:
-        """For one token at a time in Python's numbers: (prefix, token) → what is added, and prefix → what its end adds.
+        """For one token at a time, with Python floats: (prefix, token) → term of the token, prefix → term of its end.
 
         Args:
-            names: the tokens that the search calls 0, 1, …; it calls them by their ids if not given.
+            names: token ids of the indices 0, 1, … of the search. Default: the indices are token ids.
         """
         before, log_chance = self.ngrams.order - 1, self.ngrams.one_by_one()
-        known: dict[tuple[tuple[int, ...], int], float] = {}
+        cache: dict[tuple[tuple[int, ...], int], float] = {}
 
         def context_of(prefix: tuple[int, ...]) -> tuple[int, ...]:
             last = prefix[-before:] if names is None else tuple(names[place] for place in prefix[-before:])
@@ -158,10 +159,10 @@ class Fluency:
 
         def of_token(prefix: tuple[int, ...], token: int) -> float:
             key = prefix[-before:], token
-            if len(prefix) < before or key not in known:
+            if len(prefix) < before or key not in cache:
                 chance = log_chance(context_of(prefix), token if names is None else names[token])
-                known[key] = self.weight * chance + self.bonus
-            return known[key]
+                cache[key] = self.weight * chance + self.bonus
+            return cache[key]
 
         def of_end(prefix: tuple[int, ...]) -> float:
             return self.weight * log_chance(context_of(prefix), self.end)

@@ -1,4 +1,4 @@
-"""`pipeline("translation")`, which transformers 5 has dropped, for these models and every other seq2seq model."""
+"""`pipeline("translation")`, which transformers 5 has removed, for these and all other seq2seq models."""
 
 import re
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ FIGURES = ("nfe", "residual", "converged", "sequences_scores")
 
 
 class DeqNarTranslationPipeline(Pipeline):
-    """Text in, `{'translation_text': …}` out.
+    """Translates texts to `{'translation_text': …}`.
 
-    Takes a string, a list, a generator or a `datasets` column, alone or in batches. Options of `generate` may be given
-    when the pipeline is made or with each call. Text that is empty or only spaces translates to the empty text.
+    Takes a string, a list, a generator or a `datasets` column, one by one or in batches. Options of `generate` can be
+    given to the constructor or to each call. Text that is empty or only spaces translates to the empty text.
 
     >>> translate = pipeline("translation", model="path-or-hub-id")                         # doctest: +SKIP
     >>> translate("A man is riding a horse.", length_beams=5)                               # doctest: +SKIP
@@ -52,7 +52,7 @@ class DeqNarTranslationPipeline(Pipeline):
             src_lang, tgt_lang: for multilingual models; also taken from task names such as `translation_en_to_de`.
             return_figures: add `nfe`, `residual`, `converged` and `score` to every translation.
             return_tensors: return `translation_token_ids` instead of `translation_text`.
-            truncation: cut a text that is too long instead of refusing it.
+            truncation: truncate a text that is too long instead of raising an error.
         """
         named = TASK_WITH_LANGUAGES.fullmatch(self.task or "")
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
@@ -95,7 +95,7 @@ class DeqNarTranslationPipeline(Pipeline):
             raise ValueError(f"Only text can be translated, but an input is of type {type(text).__name__}.")
         text = clean_text(text)
         empty = not text
-        text = text or "."  # a row needs something in it; what comes out is dropped
+        text = text or "."  # placeholder for an empty text; its output is ignored
         text = source_prefix(self.model.config, src_lang, tgt_lang) + text
         cut = {"truncation": truncation, "max_length": longest_source(self.model.config)} if truncation else {}
         multilingual = getattr(self.tokenizer, "_build_translation_inputs", None)
@@ -109,21 +109,21 @@ class DeqNarTranslationPipeline(Pipeline):
 
     def _forward(self, model_inputs: dict[str, GenericTensor], return_figures: bool = False, **options: Any) -> dict:
         empty = model_inputs.pop("is_empty")[:, 0]
-        ours = is_deqnar(self.model.config)
-        if return_figures and not ours:
+        deqnar = is_deqnar(self.model.config)
+        if return_figures and not deqnar:
             raise ValueError(f"return_figures needs a deqnar model, not {self.model.config.model_type}.")
         forced = {name: model_inputs.pop(name) for name in ("forced_bos_token_id",) if name in model_inputs}
-        settings = self._prepare_generate_kwargs(options) if not ours else {**self._generate_kwargs, **options}
-        if ours:
+        settings = self._prepare_generate_kwargs(options) if not deqnar else {**self._generate_kwargs, **options}
+        if deqnar:
             check_named_reranker(self.tokenizer, self.model, settings)
-        if ours and return_figures:
+        if deqnar and return_figures:
             settings["return_dict_in_generate"] = True
-        rows, count = empty.shape[0], asked_for("num_return_sequences", self.model, settings) or 1
+        rows, count = empty.shape[0], requested_option("num_return_sequences", self.model, settings) or 1
         output = {"is_empty": empty, "count": torch.full((rows,), count)}
         if empty.all():
             nothing = torch.full((rows, count, 1), self.tokenizer.pad_token_id)
             return {"sequences": nothing, **output}
-        if ours and count > 1:  # different tokens may spell the same text, so more are needed than are returned
+        if deqnar and count > 1:  # different tokens can decode to the same text, so more candidates are needed
             settings["num_return_sequences"] = max(count, candidates_of(self.model, settings))
         result = self.model.generate(**model_inputs, **forced, **settings)
         sequences = result if isinstance(result, torch.Tensor) else result.sequences
@@ -137,9 +137,9 @@ class DeqNarTranslationPipeline(Pipeline):
     def postprocess(
         self, output: dict, return_tensors: bool = False, clean_up_tokenization_spaces: bool = False
     ) -> list[dict[str, Any]]:
-        """Decode. Of several translations the first `num_return_sequences` different texts, if there are as many."""
+        """Decode. Returns at most `num_return_sequences` different texts."""
         count = int(output["count"][0])
-        if bool(output["is_empty"][0]):  # an empty text was translated as a placeholder; its translation is dropped
+        if bool(output["is_empty"][0]):  # the translation of the placeholder is ignored
             nothing = {"translation_token_ids": torch.tensor([self.tokenizer.pad_token_id])}
             return [nothing if return_tensors else {"translation_text": ""} for _ in range(count)]
         records, texts = [], set()
@@ -163,34 +163,34 @@ class DeqNarTranslationPipeline(Pipeline):
 
 @lru_cache(maxsize=1)
 def reranker_tokenizer(name: str) -> Any:
-    """The tokenizer of a reranker; the last one is kept."""
+    """The tokenizer of a reranker; the last one is cached."""
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{name} has no tokenizer to compare with the model's; save it there.") from error
+        raise ValueError(f"{name} has no tokenizer to compare with the model's; save it in this folder.") from error
 
 
 def check_named_reranker(tokenizer: Any, model: Any, settings: dict[str, Any]) -> None:
-    """A reranker given by name, now or in the model's own options, has a tokenizer; it must be the model's."""
-    reranker = asked_for("reranker", model, settings)
+    """Check that a reranker given by name has the same tokenizer as the model."""
+    reranker = requested_option("reranker", model, settings)
     if isinstance(reranker, str):
         check_same_tokens(tokenizer, reranker_tokenizer(reranker), reranker)
 
 
-def asked_for(option: str, model: Any, settings: dict[str, Any]) -> Any:
-    """An option of a call of `generate`: named, or in the call's configuration, or in the model's own."""
+def requested_option(option: str, model: Any, settings: dict[str, Any]) -> Any:
+    """An option of `generate`: from the call, its configuration, or that of the model."""
     configuration = settings.get("generation_config") or model.generation_config
-    return settings.get(option, getattr(configuration, option, None))  # a plain configuration knows not all of ours
+    return settings.get(option, getattr(configuration, option, None))  # a GenerationConfig has not all of these options
 
 
 def candidates_of(model: Any, settings: dict[str, Any]) -> int:
-    """How many candidates `generate` has for every sentence."""
+    """Number of candidates per sentence."""
     option = model.length_model.beam_option
-    return settings.get("num_beams") or asked_for(option, model, settings) or 1
+    return settings.get("num_beams") or requested_option(option, model, settings) or 1
 
 
 class TaskAliases(dict):
-    """The registry's aliases, which also knows every `translation_xx_to_yy`."""
+    """Task aliases of the registry, including every `translation_xx_to_yy`."""
 
     def __contains__(self, task: object) -> bool:
         return super().__contains__(task) or bool(TASK_WITH_LANGUAGES.fullmatch(str(task)))
@@ -200,10 +200,10 @@ class TaskAliases(dict):
 
 
 def register_translation_pipeline() -> None:
-    """Bring `pipeline("translation")` back.
+    """Register `pipeline("translation")`.
 
-    transformers 5 lists the task among the removed ones and refuses it before its registry is asked, so the entry is
-    taken out of that list; then the task is registered like any custom one, for every seq2seq model.
+    transformers 5 refuses the task because it is in its list of removed tasks, so the entry is deleted from that list;
+    then the task is registered as a custom one, for every seq2seq model.
     """
     from transformers import AutoModelForSeq2SeqLM, pipelines
 

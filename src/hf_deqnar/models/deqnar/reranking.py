@@ -1,4 +1,4 @@
-"""Texts judged by another model: an autoregressive one that reads the same token ids, as a reranker or an energy."""
+"""Scoring texts with an autoregressive model of the same vocabulary, for reranking and energies."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from .ctc import full_precision
 
 
 def with_end(texts: Tensor, real: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Texts that all close with the end token, and their new mask."""
+    """Append the end token to texts without one; returns the texts and their mask."""
     lengths = real.sum(dim=1)
     last = texts.gather(1, (lengths - 1).clamp_min(0)[:, None])[:, 0]
     missing = (last != end) | (lengths == 0)
@@ -38,39 +38,39 @@ def teacher_forced(
 
 
 def check_width(scorer: Any, width: int, whose: str) -> None:
-    """Refuse texts with more tokens than a scorer has positions for."""
+    """Raise ValueError for texts with more tokens than the scorer has positions."""
     longest = getattr(scorer.config, "max_position_embeddings", None)
     if longest is not None and width > longest:
-        raise ValueError(f"A text of {width} tokens is too long for {whose}, which takes {longest}; split the text.")
+        raise ValueError(f"A text of {width} tokens is too long for {whose}, which supports {longest}; split the text.")
 
 
 @lru_cache(maxsize=1)
 def load_reranker(name: str, device: torch.device) -> Any:
-    """A frozen seq2seq model by name or path; the last one is kept, so that a corpus loads it once."""
+    """A frozen seq2seq model by name or path; the last one is cached."""
     with torch.inference_mode(False):
         return AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
 
 
 def check_scorer(scorer: Any, vocabulary: int, whose: str) -> None:
-    """A scorer reads the model's very token ids, so it must have been trained on the same vocabulary."""
+    """Check that a scorer is a seq2seq model of the same vocabulary, because it receives token ids."""
     if not getattr(scorer.config, "is_encoder_decoder", False):
         raise ValueError(f"{whose} is a {scorer.config.model_type} model without an encoder; use a seq2seq model.")
     if scorer.config.vocab_size != vocabulary:
         raise ValueError(
             f"{whose} has {scorer.config.vocab_size} tokens but the model has {vocabulary}; "
-            "train it with the same tokenizer (a teacher of the model is the natural choice)."
+            "train it with the same tokenizer (such as the teacher of the model)."
         )
     if getattr(scorer.config, "decoder_start_token_id", None) is None:
-        raise ValueError(f"{whose} has no decoder_start_token_id in its config, so it cannot score a text.")
+        raise ValueError(f"{whose} has no decoder_start_token_id in its config, so it cannot score texts.")
 
 
-def check_same_tokens(ours: Any, theirs: Any, whose: str) -> None:
-    """Two tokenizers must give every token the same id; the error names the first that differs."""
-    mine, other = ours.get_vocab(), theirs.get_vocab()
-    for token, number in sorted(mine.items(), key=lambda item: item[1]):
+def check_same_tokens(tokenizer: Any, other_tokenizer: Any, whose: str) -> None:
+    """Check that two tokenizers have the same ids; the error names the first token that differs."""
+    vocabulary, other = tokenizer.get_vocab(), other_tokenizer.get_vocab()
+    for token, number in sorted(vocabulary.items(), key=lambda item: item[1]):
         if other.get(token) != number:
-            there = f"is number {other[token]}" if token in other else "does not exist"
+            there = f"has id {other[token]}" if token in other else "does not exist"
             raise ValueError(
-                f"The vocabulary of {whose} ({len(other)} tokens) is not the model's ({len(mine)}): "
-                f"'{token}', number {number} here, {there} there; both must be trained with one tokenizer."
+                f"The vocabulary of {whose} ({len(other)} tokens) differs from the model's ({len(vocabulary)}): "
+                f"'{token}' has id {number} in the model and {there} there; both must be trained with one tokenizer."
             )

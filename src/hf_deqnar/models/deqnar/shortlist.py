@@ -1,8 +1,8 @@
-"""A shortlist: the few tokens that the translation of a sentence can be made of.
+"""Shortlist: the tokens that may occur in the translation of a sentence.
 
-To find one token a projection looks at the whole vocabulary, though a source says nearly all that its translation can
-be about. For every source token the table holds its likeliest companions in the training data; some common tokens go
-with every source; the rest of the vocabulary is not looked at.
+The output projection computes logits of the full vocabulary, although the source determines most tokens of its
+translation. For every source token the table lists its most likely target tokens in the training data (companions);
+common tokens are on every shortlist; no logits are computed for other tokens.
 """
 
 from dataclasses import dataclass
@@ -17,44 +17,44 @@ UNKNOWN = -1
 
 
 def never_written(config: DeqNarConfig) -> list[int]:
-    """The tokens that are never part of a text."""
+    """Tokens that are never generated."""
     never = {config.pad_token_id, config.mask_token_id, config.bos_token_id}
     return [token for token in never if token is not None]
 
 
 @dataclass
 class Words:
-    """The tokens that the rows of a batch may be made of; special ones are always among them."""
+    """The shortlist of a batch; it always includes special tokens."""
 
-    tokens: Tensor  # words: ids of all that some row may use, ascending
-    outside: Tensor | None  # rows, 1, words: true where a row may not use one; None if all rows may use all
+    tokens: Tensor  # words: ids of the union over rows, ascending
+    outside: Tensor | None  # rows, 1, words: true if a word is not on the row's shortlist; None if all are on every one
 
     def select(self, rows: Tensor) -> "Words":
         return self if self.outside is None else Words(self.tokens, self.outside[rows])
 
     def of_row(self, row: int) -> "Words":
-        """What one row may be made of, and nothing else."""
+        """The shortlist of one row."""
         if self.outside is None or len(self.outside) == 1:
             return self
         inside = ~self.outside[row : row + 1]
         return Words(self.tokens[inside[0, 0]], self.outside[row : row + 1][inside][None, None])
 
     def hide(self, logits: Tensor) -> Tensor:
-        """Logits over `tokens` (rows × positions × words) with −∞ where a row may not use a word."""
+        """Logits over `tokens` (rows × positions × words) with −∞ for words that are not on the row's shortlist."""
         return logits if self.outside is None else logits.masked_fill(self.outside, float("-inf"))
 
     def places(self, tokens: list[int]) -> list[int]:
-        """Where special tokens stand among the words."""
+        """Indices of special tokens in `tokens`."""
         return torch.searchsorted(self.tokens, self.tokens.new_tensor(tokens)).tolist()
 
     def spread(self, scores: Tensor, config: DeqNarConfig) -> Tensor:
-        """Scores over `tokens` as scores over the vocabulary, with −∞ for all others."""
-        whole = scores.new_full((*scores.shape[:-1], config.vocab_size), float("-inf"))
-        return whole.index_copy(-1, self.tokens, scores)
+        """Scores over `tokens` as scores over the vocabulary, with −∞ for other tokens."""
+        full = scores.new_full((*scores.shape[:-1], config.vocab_size), float("-inf"))
+        return full.index_copy(-1, self.tokens, scores)
 
 
 class Shortlist(nn.Module):
-    """Source tokens → words. Its tables are learned by `corpus.shortlist` and saved with the model."""
+    """Source tokens → shortlist. Its tables are counted by `data.shortlist_counts` and saved with the model."""
 
     def __init__(self, config: DeqNarConfig) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class Shortlist(nn.Module):
         self.register_buffer("common", torch.full((config.shortlist_common,), UNKNOWN, dtype=torch.int32))
 
     def forward(self, input_ids: Tensor, source_mask: Tensor) -> Words:
-        # In numpy, whose small operations cost less than torch's: for a single sentence they are all the work there is.
+        # In numpy, which has less overhead per operation than torch; this dominates for a single sentence.
         companions, common = self.companions.cpu().numpy(), self.common.cpu().numpy()
         if common[0] == UNKNOWN:
-            raise ValueError("This model's shortlist was never learned; give it one with hf-deqnar shortlist.")
+            raise ValueError("The shortlist of this model is empty; create it with hf-deqnar shortlist.")
         rows = len(input_ids)
         listed = companions[input_ids.cpu().numpy()]
-        listed[~source_mask.cpu().numpy()] = common[0]  # padding has no companions of its own
+        listed[~source_mask.cpu().numpy()] = common[0]  # padding has no companions
         allowed = numpy.zeros((rows, len(companions)), dtype=bool)
         allowed[:, common] = allowed[:, self.never] = True
         allowed[numpy.arange(rows)[:, None], listed.reshape(rows, -1)] = True
@@ -79,13 +79,13 @@ class Shortlist(nn.Module):
         return Words(torch.from_numpy(tokens).to(input_ids.device), outside)
 
     def extend(self, vocabulary: int) -> None:
-        """Know more tokens: new ones are on every list, and bring no others."""
+        """Extend the vocabulary; new tokens are on every shortlist and have no companions."""
         known, size = self.companions.shape
         new = torch.arange(known, vocabulary, dtype=torch.int32, device=self.common.device)
         self.companions = torch.cat([self.companions, self.common[:1].expand(len(new), size)])
         if self.common[0] != UNKNOWN:
             self.common = torch.cat([self.common, new])
 
-    def whole_vocabulary(self) -> Words:
-        """As if there were no list."""
+    def full_vocabulary(self) -> Words:
+        """The full vocabulary."""
         return Words(torch.arange(len(self.companions), device=self.companions.device), None)

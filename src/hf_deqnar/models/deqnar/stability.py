@@ -1,4 +1,4 @@
-"""What keeps equilibria easy to reach: weight norms, regularisers, initial states, and a look at the result."""
+"""Stability of equilibria: weight norms, regularisers, initial states and the spectral radius."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,8 +15,8 @@ Function = Callable[[Tensor], Tensor]
 class RescaledWeight(nn.Module):
     """W ← W ∘ min(t, g / N(W)), with a learnable scale g per output row. TorchDEQ equations 13 to 16.
 
-    N(W) is the norm of each row (`weight`) or the largest singular value (`spectral`). The latter is followed by power
-    iteration in `refresh`, once per training step, so that reading the weight twice gives the same matrix twice.
+    N(W) is the norm of each row (`weight`) or the largest singular value (`spectral`). The latter is updated by power
+    iteration in `refresh`, once per training step, so that the weight is constant within a step.
     """
 
     left: Tensor
@@ -33,7 +33,7 @@ class RescaledWeight(nn.Module):
     def norm(self, weight: Tensor) -> Tensor:
         if self.kind == "weight":
             return torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-        # Copies: `refresh` writes in place, and a graph built earlier in the same step must not notice.
+        # Copies: `refresh` writes in place, which would invalidate a graph built earlier in the same step.
         return torch.dot(self.left.clone(), _product(weight, self.right.clone()))
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class RescaledWeight(nn.Module):
 
     @torch.no_grad()
     def refresh(self, weight: Tensor) -> None:
-        """One power iteration towards the leading singular vectors; nothing to do for row norms."""
+        """One power iteration towards the leading singular vectors; no-op for row norms."""
         if self.kind == "spectral":
             left, right = _power_iteration(weight, self.right, iterations=1)
             self.left.copy_(left)
@@ -50,7 +50,7 @@ class RescaledWeight(nn.Module):
 
     @torch.no_grad()
     def starting_values(self, weight: Tensor) -> dict[str, Tensor]:
-        """What its tensors must hold for the rescaled matrix to start as W itself."""
+        """Initial values of its tensors, for which the rescaled matrix equals W."""
         if self.kind == "weight":
             return {"scale": torch.linalg.vector_norm(weight, dim=1, keepdim=True)}
         left, right = _power_iteration(weight, torch.full_like(weight[0], weight.shape[1] ** -0.5), iterations=30)
@@ -66,7 +66,7 @@ def _power_iteration(weight: Tensor, right: Tensor, iterations: int) -> tuple[Te
 
 
 def _product(matrix: Tensor, vector: Tensor) -> Tensor:
-    """The product in the precision of both: autocast lowers that of `@`, and leaves elements alone."""
+    """The product in the precision of both: autocast lowers that of `@`, but not of element-wise operations."""
     return (matrix * vector).sum(dim=1)
 
 
@@ -84,7 +84,7 @@ def rescale_weights(module: nn.Module, kind: str, clip: float | None = None) -> 
 
 
 def rescaling_of(layer: nn.Module) -> tuple[RescaledWeight, Tensor] | None:
-    """The rescaling of a layer's weight and the raw matrix behind it, or None if it has none."""
+    """The rescaling of a layer's weight and its raw matrix, or None if it has none."""
     if not parametrize.is_parametrized(layer, "weight"):
         return None
     parametrizations: Any = layer.parametrizations
@@ -100,12 +100,12 @@ def remove_rescaling(module: nn.Module) -> None:
 
 @contextmanager
 def cached_weights(module: nn.Module, cache: bool = True) -> Iterator[None]:
-    """Compute rescaled weights once for the length of a solve and its gradient, instead of in every evaluation.
+    """Compute rescaled weights once per solve and its gradient, instead of in every evaluation.
 
-    They are computed here, with graph if gradients are enabled, so that the solve and the gradient see one matrix.
-    Without `cache` every evaluation computes them anew, which checkpointing needs: it recomputes when this has ended.
+    They are computed here, with graph if gradients are enabled, so that the solve and the gradient use one matrix.
+    Without `cache` every evaluation computes them; checkpointing needs this, because it recomputes later.
     """
-    # Asked of every layer in every solve; `rescaling_of` would let each raise and catch an AttributeError.
+    # Runs for every layer in every solve; `rescaling_of` would raise and catch an AttributeError in each.
     layers = [layer for layer in module.modules() if "parametrizations" in layer._modules]
     rescalings = [rescaling for rescaling in map(rescaling_of, layers) if rescaling is not None]
     if module.training and torch.is_grad_enabled():
@@ -130,29 +130,29 @@ def jacobian_penalty(function: Function, state: Tensor, mask: Tensor | None = No
     noise = torch.randn_like(state)
     if mask is not None:
         noise = noise * mask.to(noise.dtype)[:, :, None]
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels cannot be derived twice
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         (product,) = torch.autograd.grad(function(state), state, noise, create_graph=True)
         return product.pow(2).sum() / noise.ne(0).sum()
 
 
 def initial_condition_loss(first: Tensor, equilibrium: Tensor, mask: Tensor | None = None) -> Tensor:
-    """‖f(z*) − f(z₀)‖₁, averaged over unmasked elements: the first evaluation learns to land near the end.
+    """‖f(z*) − f(z₀)‖₁, averaged over unmasked elements: moves the first evaluation towards the equilibrium.
 
-    DEQNAR equation 5. The equilibrium is the teacher here and gets no gradient.
+    DEQNAR equation 5. The equilibrium is the target and gets no gradient.
     """
     distance = (first - equilibrium.detach()).abs().mean(dim=-1)
     return distance.mean() if mask is None else distance[mask.bool()].mean()
 
 
 class RandomState:
-    """Stochastic dynamic correction: one state per row, drawn uniformly from all evaluations of its path.
+    """Stochastic dynamic correction: one state per row, drawn uniformly from all evaluations of its trajectory.
 
     Pass it to `solve` as `observe`. It samples with a reservoir, so memory does not grow with the number of
     evaluations. The objective supervises the prediction made from `value` with a weight below 1 (DEQNAR appendix B.2).
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
-        self.value: Tensor | None = None  # after the first evaluation, in which all rows take part
+        self.value: Tensor | None = None  # set in the first evaluation, which has all rows
         self.evaluations: Tensor | None = None
         self.generator = generator
 
@@ -167,13 +167,13 @@ class RandomState:
 
 
 def random_budget(max_nfe: int, generator: torch.Generator | None = None) -> int:
-    """A random number of evaluations, 1 to max_nfe: the model learns to be good wherever it is stopped."""
+    """A random number of evaluations, 1 to max_nfe: trains the model for all budgets."""
     device = None if generator is None else generator.device
     return int(torch.randint(1, max_nfe + 1, (), generator=generator, device=device))
 
 
 def mixed_initial_state(initial: Tensor, share: float = 0.5, generator: torch.Generator | None = None) -> Tensor:
-    """Start a share of the rows from noise instead, so that equilibria learn to forget where they began."""
+    """Start a share of the rows from noise, so that the equilibrium does not depend on the initial state."""
     noise = torch.randn(initial.shape, generator=generator, device=initial.device, dtype=initial.dtype)
     noisy = torch.rand(initial.shape[0], generator=generator, device=initial.device) < share
     return torch.where(noisy.reshape(-1, *[1] * (initial.dim() - 1)), noise, initial)

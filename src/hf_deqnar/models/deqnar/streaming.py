@@ -1,4 +1,4 @@
-"""Sentences on their way: the canvases that are being refined, and drafts for those who like to watch."""
+"""Streaming of intermediate drafts, and the state of the canvases during refinement."""
 
 import difflib
 import sys
@@ -12,19 +12,19 @@ from torch import Tensor
 
 @dataclass
 class Draft:
-    """What a sentence looked like after one evaluation."""
+    """The prediction of a sentence after one evaluation."""
 
     tokens: Tensor
     residual: float | None
 
 
-PLAIN, STRONG, PALE = "\033[0m", "\033[1m", "\033[2m"  # how a terminal writes from here on
+RESET, BOLD, DIM = "\033[0m", "\033[1m", "\033[2m"  # ANSI escape sequences
 
 
 class TerminalStreamer:
-    """Shows a sentence settle: a line for every evaluation that changed it, with its number, and then the translation.
+    """Prints the draft after each evaluation that changes it, with its number, and then the translation.
 
-    On a terminal the words that an evaluation changed stand out.
+    On a terminal, changed words are highlighted.
 
     >>> model.generate(**batch, streamer=TerminalStreamer(tokenizer))                      # doctest: +SKIP
     """
@@ -52,11 +52,11 @@ class TerminalStreamer:
         return self.tokenizer.decode(value.reshape(-1), skip_special_tokens=True).split()
 
     def mark(self, words: list[str]) -> str:
-        """A draft is pale, but for the words that are not as they were in the one before."""
+        """A draft is dimmed except for words that changed."""
         before = words if self.previous is None else self.previous
         parts = []
         for kind, _, _, first, last in difflib.SequenceMatcher(None, before, words, autojunk=False).get_opcodes():
-            parts += [f"{PALE if kind == 'equal' else STRONG}{word}{PLAIN}" for word in words[first:last]]
+            parts += [f"{DIM if kind == 'equal' else BOLD}{word}{RESET}" for word in words[first:last]]
         return " ".join(parts)
 
     def write(self, label: str, text: str) -> None:
@@ -66,22 +66,22 @@ class TerminalStreamer:
 
 @dataclass
 class Candidates:
-    """All canvases of a batch while they are being refined."""
+    """All canvases of a batch during refinement."""
 
-    sentence: Tensor  # candidates: which sentence each belongs to
-    canvas: Tensor  # candidates, positions: what is injected
+    sentence: Tensor  # candidates: index of the sentence of each candidate
+    canvas: Tensor  # candidates, positions: tokens of the injected canvas
     mask: Tensor  # candidates, positions
-    tokens: Tensor  # candidates, positions: what is read
-    scores: Tensor | None  # candidates, positions: log-probability of each token; None until somebody asks
+    tokens: Tensor  # candidates, positions: predicted tokens
+    scores: Tensor | None  # candidates, positions: log-probability of each token; None if not requested
     nfe: Tensor  # candidates
     residual: Tensor | None = None
     converged: Tensor | None = None
-    log_probs: Tensor | None = None  # candidates, positions, vocabulary; kept for CTC beam search
-    masked_chances: Tensor | None = None  # candidates, positions: P(z_i is masked | X); kept for input sampling
+    log_probs: Tensor | None = None  # candidates, positions, vocabulary; for CTC beam search
+    masked_chances: Tensor | None = None  # candidates, positions: P(z_i is masked | X); for input sampling
 
 
 class DraftReader:
-    """Observes a solve: reads tokens after every evaluation, to stream or collect them or to stop stable rows."""
+    """Observer of a solve: predicts tokens after every evaluation, to stream or collect them or to stop stable rows."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class DraftReader:
     ) -> None:
         """
         Args:
-            read: from rows and their features to tokens.
+            read: rows and their features → tokens.
         """
         self.candidates, self.length_model, self.read = candidates, length_model, read
         self.mask_token = config.mask_token_id
@@ -122,12 +122,12 @@ class DraftReader:
         return None if self.patience is None else self.stable[rows] >= self.patience
 
     def text(self, tokens: Tensor) -> Tensor:
-        """The tokens of one row that are part of its text."""
+        """The text tokens of one row."""
         mask = torch.ones_like(tokens, dtype=torch.bool)[None]
         return tokens[self.length_model.text_positions(tokens[None], mask, merge_repetitions=False)[0]]
 
     def restart(self) -> None:
-        """A new pass begins, in which no token has been stable yet."""
+        """Reset the counts of stable evaluations for a new pass."""
         self.tokens.fill_(-1)
         self.stable.zero_()
 

@@ -158,7 +158,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
 
 
 class RecurrentForConditionalGeneration(RecurrentPreTrainedModel, GenerationMixin):
-    """The LSTM translation model. Generation has no cache: each step runs the decoder over the whole prefix."""
+    """The LSTM translation model. Generation has no cache: each step runs the decoder over the full prefix."""
 
     _tied_weights_keys = {
         "lm_head.weight": "model.shared.weight",

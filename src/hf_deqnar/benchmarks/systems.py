@@ -1,11 +1,11 @@
-"""Who takes part in `bench latency` and `bench throughput`, and in which sentences.
+"""Systems compared by `bench latency` and `bench throughput`, and the sentences they translate.
 
-    ours      eager torch, exported to ONNX in fp32 and int8; at its own tolerance, and at several budgets
-    teacher   transformers' `generate` (with its key-value cache), CTranslate2 in fp32 and int8; greedy, beam 5
-    rival     CTranslate2 in fp32 and int8; greedy, beam 5
+    model      eager torch, exported to ONNX in fp32 and int8; at its own tolerance, and at several budgets
+    teacher    transformers' `generate` (with its key-value cache), CTranslate2 in fp32 and int8; greedy, beam 5
+    baseline   CTranslate2 in fp32 and int8; greedy, beam 5
 
-A contender takes token ids and gives token ids. All are given the very same ones: there is one tokenizer, and texts
-become tokens before the clock starts and tokens texts after it stopped.
+A system maps token ids to token ids. All systems receive identical token ids: they share one tokenizer, and neither
+tokenization nor detokenization is timed.
 """
 
 import tempfile
@@ -35,45 +35,45 @@ from ..models.deqnar.text import clean_text, longest_source
 from .common import read_options
 from .options import BUDGETS, RUNTIMES, ComparisonOptions
 
-OURS, TEACHER, RIVAL = "ours", "teacher", "rival"
+MODEL, TEACHER, BASELINE = "model", "teacher", "baseline"
 SEARCHES = {"greedy": 1, "beam 5": 5}
-COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # what CTranslate2 calls our precisions
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # names of the precisions in CTranslate2
 COMPARED = 20  # sentences on which an export is compared with its model
 
-# Name of a model → the model and its tokenizer, with errors that a user can act on; the command line has one.
+# Name of a model → the model and its tokenizer; `hf_deqnar.cli.loading.load_model` on the command line.
 Load = Callable[..., tuple[PreTrainedModel, PreTrainedTokenizerBase]]
 
 
 @dataclass
-class Contender:
-    """One way to translate."""
+class System:
+    """A model with its runtime and search options."""
 
-    system: str  # ours, teacher, rival
+    role: str  # model, teacher or baseline
     runtime: str
-    search: str  # what it stops at, or how it searches
+    search: str  # tolerance or budget of the model; greedy or beam search of the others
     translate: Translate
-    count_evaluations: Callable[[list[list[int]]], list[int]] | None = None  # ours only
+    count_evaluations: Callable[[list[list[int]]], list[int]] | None = None  # of the model only
 
     @property
     def name(self) -> str:
-        return f"{self.system}, {self.runtime}, {self.search}"
+        return f"{self.role}, {self.runtime}, {self.search}"
 
 
 @dataclass
 class Comparison:
-    """All that is loaded: contenders and sentences."""
+    """The loaded systems and sentences."""
 
-    contenders: dict[str, Contender]
+    systems: dict[str, System]
     model: DeqNarForConditionalGeneration
     tokenizer: PreTrainedTokenizerBase
     pairs: list[Pair]
     sources: list[list[int]]  # token ids of every pair's source
-    longest: int  # tokens of a source that every contender can read
-    cut: int  # sources that were longer
+    longest: int  # maximum source tokens that every system supports
+    cut: int  # number of truncated sources
 
     def describe(self, options: ComparisonOptions) -> dict[str, Any]:
-        """What the figures are about."""
-        names = ("model", "teacher", "rival", "data", "source", "target", "sentences", "repeats", "without")
+        """Settings of the comparison, for the report."""
+        names = ("model", "teacher", "baseline", "data", "source", "target", "sentences", "repeats", "without")
         own = self.model.generation_config
         changed = [option.name for option in fields(Options) if getattr(own, option.name) != option.default]
         return {
@@ -85,18 +85,18 @@ class Comparison:
 
 
 def check(options: ComparisonOptions) -> None:
-    """Refuse what cannot be measured, before anything is loaded."""
+    """Raise ValueError for invalid options, before anything is loaded."""
     if options.budgets and min(options.budgets) < 1:
         raise ValueError(f"--budgets {min(options.budgets)}: a solve needs at least one evaluation.")
     if options.budgets and len(set(options.budgets)) < len(options.budgets):
-        raise ValueError("A number stands twice in --budgets; each makes a row of its own.")
+        raise ValueError("--budgets contains a duplicate; every budget is one row.")
     if len(set(options.ways)) < len(options.ways):
-        raise ValueError("A way stands twice in --ways; each makes a row of its own.")
+        raise ValueError("--ways contains a duplicate; every entry is one row.")
     if "onnx" in options.without and options.export is not None:
-        raise ValueError("--export is of no use with --without onnx; leave out one of them.")
-    if "ctranslate2" in options.without and options.rival is not None:
-        raise ValueError("--rival runs in CTranslate2, which --without leaves out; leave out one of them.")
-    metrics()  # says what to install if scoring is not possible
+        raise ValueError("--export has no effect with --without onnx; leave out one of them.")
+    if "ctranslate2" in options.without and options.baseline is not None:
+        raise ValueError("--baseline runs in CTranslate2, which --without excludes; leave out one of them.")
+    metrics()  # raises ImportError with the package to install
     if "onnx" not in options.without:
         (check_packages if options.export is None else import_onnxruntime)()
     if "ctranslate2" not in options.without and find_spec("ctranslate2") is None:
@@ -108,48 +108,50 @@ def check(options: ComparisonOptions) -> None:
 
 @contextmanager
 def compared(options: ComparisonOptions) -> Iterator[Comparison]:
-    """Everything loaded (by `options.load`), converted and found comparable, while this lasts."""
+    """Context manager: the systems, loaded by `options.load`, converted and checked to be comparable."""
     check(options)
     load = options.load
     pairs = [
         pair for pair in read_parallel(options.data, options.source, options.target) if clean_text(pair.source)
-    ]  # to an empty sentence there is nothing to say
+    ]  # empty sentences are skipped
     if len(pairs) < options.sentences:
         raise ValueError(
             f"{options.data} has {len(pairs)} sentences, which is less than --sentences {options.sentences}."
         )
-    torch.set_num_threads(options.threads)  # CTranslate2 is given as many
+    torch.set_num_threads(options.threads)  # CTranslate2 uses the same number
     model, tokenizer = load(options.model, "cpu", runtime="torch")
     if not is_deqnar(model.config):
-        raise ValueError(f"--model {options.model} is of type {model.config.model_type}, not deqnar; name one of ours.")
+        raise ValueError(
+            f"--model {options.model} is of type {model.config.model_type}, not deqnar; name a deqnar model."
+        )
     budgets = check_budgets(options.budgets, model.config)
     ways = {f"max_nfe {budget}": {"max_nfe": budget} for budget in budgets}
     ways |= {way: read_options(way) for way in options.ways}
     teachers = {TEACHER: load_teacher(options.teacher, load, tokenizer, pairs)}
-    if options.rival is not None:
-        teachers[RIVAL] = load_teacher(options.rival, load, tokenizer, pairs)
+    if options.baseline is not None:
+        teachers[BASELINE] = load_teacher(options.baseline, load, tokenizer, pairs)
     limits = [longest_source(one.config) for one in (model, *(teacher.model for teacher in teachers.values()))]
     longest = min(limit for limit in limits if limit is not None)
     sources, cut = as_tokens([pair.source for pair in pairs], tokenizer, longest)
     with tempfile.TemporaryDirectory() as folder:
-        contenders = our_contenders(model.float(), "torch fp32", ways)
+        systems = model_systems(model.float(), "torch fp32", ways)
         if "onnx" not in options.without:
             exports = load_exports(model, tokenizer, options, Path(folder))
             check_same_model(
                 model, exports["fp32"], options.export, [sources[place] for place in evenly_spaced(pairs, COMPARED)]
             )
             for precision, export in exports.items():
-                contenders += our_contenders(export, f"ONNX {precision}", ways)
-        contenders += transformers_contenders(teachers[TEACHER])
+                systems += model_systems(export, f"ONNX {precision}", ways)
+        systems += transformers_systems(teachers[TEACHER])
         if "ctranslate2" not in options.without:
-            for system, teacher in teachers.items():
-                contenders += ctranslate2_contenders(system, teacher, Path(folder) / system)
-        named = {contender.name: contender for contender in contenders}
+            for role, teacher in teachers.items():
+                systems += ctranslate2_systems(role, teacher, Path(folder) / role)
+        named = {system.name: system for system in systems}
         yield Comparison(named, model, tokenizer, pairs, sources, longest, cut)
 
 
 def packages_of(options: ComparisonOptions) -> list[str]:
-    """What else than torch and transformers has a part in the figures."""
+    """Packages besides torch and transformers whose versions are reported."""
     return [{"onnx": "onnxruntime"}.get(group, group) for group in RUNTIMES if group not in options.without]
 
 
@@ -165,15 +167,17 @@ def check_budgets(budgets: list[int] | None, config: DeqNarConfig) -> list[int]:
 
 
 def load_teacher(name: str, load: Load, tokenizer: PreTrainedTokenizerBase, pairs: list[Pair]) -> Teacher:
-    """An autoregressive model that reads and writes the very tokens of ours."""
-    model, its_own = load(name, "cpu", runtime="torch")
+    """An autoregressive model with the same tokenizer as the deqnar model."""
+    model, its_tokenizer = load(name, "cpu", runtime="torch")
     if is_deqnar(model.config):
-        raise ValueError(f"{name} is a deqnar model; what it is compared with should be autoregressive.")
-    check_same_tokens(tokenizer, its_own, name)
+        raise ValueError(f"{name} is a deqnar model; --teacher and --baseline must be autoregressive.")
+    check_same_tokens(tokenizer, its_tokenizer, name)
     for pair in pairs:
         text = clean_text(pair.source)
-        if tokenizer(text)["input_ids"] != its_own(text)["input_ids"]:
-            raise ValueError(f"The tokenizer of {name} splits '{text}' otherwise than the model's; both must be one.")
+        if tokenizer(text)["input_ids"] != its_tokenizer(text)["input_ids"]:
+            raise ValueError(
+                f"The tokenizer of {name} splits '{text}' differently from the model's; both must be the same."
+            )
     model.generation_config.use_cache = True
     return Teacher(name, model.float(), tokenizer)
 
@@ -184,7 +188,7 @@ def load_exports(
     options: ComparisonOptions,
     folder: Path,
 ) -> dict[str, DeqNarOnnxModel]:
-    """By precision, from where they were exported to, or freshly exported."""
+    """Exports by precision, from --export or newly exported."""
     check_exportable(model.config)
     given = options.export
     if given is None:
@@ -196,40 +200,40 @@ def load_exports(
 def check_same_model(
     model: DeqNarForConditionalGeneration, export: DeqNarOnnxModel, folder: Path | None, sources: list[list[int]]
 ) -> None:
-    """Whether what is called ours is one model."""
+    """Check that the export belongs to the model."""
     found = []
-    for system in (model, export):
-        translate = our_translate(system, {})
+    for candidate in (model, export):
+        translate = model_translate(candidate, {})
         found.append([translate([source])[0] for source in sources])
     same = agreement(*found).tokens
     if same < LEAST_AGREEMENT:
         raise ValueError(
-            f"{folder or 'The export'}: fp32 has only {same:.1%} of its tokens in common with the model; it is of "
-            "another one, or was made before its last change. Export the model again."
+            f"{folder or 'The export'}: fp32 has only {same:.1%} of its tokens in common with the model; it belongs "
+            "to another model or to older weights. Export the model again."
         )
 
 
-def our_contenders(
+def model_systems(
     model: DeqNarForConditionalGeneration | DeqNarOnnxModel, runtime: str, ways: dict[str, dict[str, Any]]
-) -> list[Contender]:
-    """As it decodes if nothing is asked for, which its tolerance tells, and in other ways."""
+) -> list[System]:
+    """The model with its default options and with each of `ways`."""
     own = model.config.tol if model.generation_config.tol is None else model.generation_config.tol
     every = {"one evaluation" if not model.config.seeks_equilibrium else f"tol {own:g}": {}, **ways}
-    every = {way: {"num_return_sequences": 1, **settings} for way, settings in every.items()}  # whatever it likes
+    every = {way: {"num_return_sequences": 1, **settings} for way, settings in every.items()}
     return [
-        Contender(OURS, runtime, way, our_translate(model, settings), our_evaluations(model, settings))
+        System(MODEL, runtime, way, model_translate(model, settings), model_evaluations(model, settings))
         for way, settings in every.items()
     ]
 
 
-def our_translate(model: DeqNarForConditionalGeneration | DeqNarOnnxModel, settings: dict[str, Any]) -> Translate:
+def model_translate(model: DeqNarForConditionalGeneration | DeqNarOnnxModel, settings: dict[str, Any]) -> Translate:
     def translate(batch: list[list[int]]) -> list[list[int]]:
         return model.generate(**padded(batch, model.config.pad_token_id), **settings).tolist()
 
     return translate
 
 
-def our_evaluations(
+def model_evaluations(
     model: DeqNarForConditionalGeneration | DeqNarOnnxModel, settings: dict[str, Any]
 ) -> Callable[[list[list[int]]], list[int]]:
     def count(batch: list[list[int]]) -> list[int]:
@@ -246,19 +250,19 @@ def padded(batch: list[list[int]], padding: int) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor(tokens), "attention_mask": torch.tensor(mask)}
 
 
-def transformers_contenders(teacher: Teacher) -> list[Contender]:
+def transformers_systems(teacher: Teacher) -> list[System]:
     return [
-        Contender(TEACHER, "transformers", search, make_translate(teacher, TeacherOptions(num_beams=beams), Path()))
+        System(TEACHER, "transformers", search, make_translate(teacher, TeacherOptions(num_beams=beams), Path()))
         for search, beams in SEARCHES.items()
     ]
 
 
-def ctranslate2_contenders(system: str, teacher: Teacher, folder: Path) -> list[Contender]:
-    """It takes tokens as text; looking them up is part of its time, and a few hundredths of a millisecond."""
+def ctranslate2_systems(role: str, teacher: Teacher, folder: Path) -> list[System]:
+    """CTranslate2 takes tokens as strings; converting ids is timed (a few hundredths of a millisecond)."""
     folder.mkdir()
     return [
-        Contender(
-            system,
+        System(
+            role,
             f"CTranslate2 {precision}",
             search,
             make_translate(
@@ -271,12 +275,12 @@ def ctranslate2_contenders(system: str, teacher: Teacher, folder: Path) -> list[
 
 
 def as_tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[list[int]], int]:
-    """Token ids of every text, and how many texts had to be cut."""
-    whole = [tokenizer(clean_text(text))["input_ids"] for text in texts]
-    cut = [place for place, tokens in enumerate(whole) if len(tokens) > longest]
+    """Token ids of every text, and the number of truncated texts."""
+    tokenized = [tokenizer(clean_text(text))["input_ids"] for text in texts]
+    cut = [place for place, tokens in enumerate(tokenized) if len(tokens) > longest]
     for place in cut:
-        whole[place] = tokenizer(clean_text(texts[place]), truncation=True, max_length=longest)["input_ids"]
-    return whole, len(cut)
+        tokenized[place] = tokenizer(clean_text(texts[place]), truncation=True, max_length=longest)["input_ids"]
+    return tokenized, len(cut)
 
 
 def translate_in_batches(translate: Translate, sources: list[list[int]], size: int) -> list[list[int]]:
@@ -289,13 +293,13 @@ def translate_in_batches(translate: Translate, sources: list[list[int]], size: i
 
 
 def batches_of_similar_length(sources: list[list[int]], size: int) -> list[list[int]]:
-    """Places of sources."""
+    """Indices of the sources of every batch."""
     order = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
 def score(found: list[list[int]], pairs: list[Pair], tokenizer: PreTrainedTokenizerBase) -> dict[str, float | str]:
-    """sacreBLEU of translations that are still token ids."""
+    """sacreBLEU of translations given as token ids."""
     texts = [text.strip() for text in tokenizer.batch_decode(found, skip_special_tokens=True)]
     bleu, _ = metrics()
     figure = bleu.corpus_score(texts, reference_streams([pair.references for pair in pairs])).score
@@ -303,6 +307,6 @@ def score(found: list[list[int]], pairs: list[Pair], tokenizer: PreTrainedTokeni
 
 
 def count_tokens(found: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens of translations, without padding and the like."""
+    """Number of tokens of translations, without special tokens."""
     special = set(tokenizer.all_special_ids)
     return sum(token not in special for row in found for token in row)

@@ -1,4 +1,4 @@
-"""What is compared: real models on the same tokens, and clear words if they cannot be."""
+"""Systems of the comparison receive the same tokens; models that cannot be compared are refused."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
-from hf_deqnar.benchmarks import contenders
+from hf_deqnar.benchmarks import systems
 from hf_deqnar.benchmarks.options import RUNTIMES, LatencyOptions
 from hf_deqnar.cli.loading import load_model
 from hf_deqnar.cli.main import main
@@ -16,7 +16,7 @@ from hf_deqnar.utils.arguments import parse_arguments
 
 from ..conftest import SENTENCES
 from ..teachers import small_teacher
-from .conftest import TEACHER_READS, our_model
+from .conftest import TEACHER_READS, untrained_deqnar
 
 
 def options_of(*arguments: str) -> LatencyOptions:
@@ -25,61 +25,63 @@ def options_of(*arguments: str) -> LatencyOptions:
     return options
 
 
-def test_runtimes_of_one_model_say_the_same(models, arguments, exported, tokenizer):
+def test_runtimes_agree(models, arguments, exported, tokenizer):
     pytest.importorskip("ctranslate2", reason="ctranslate2 is an extra")
-    chosen = options_of(*arguments, "--sentences", "6", "--export", str(exported), "--rival", str(models / "rival"))
-    with contenders.compared(chosen) as comparison:
+    chosen = options_of(
+        *arguments, "--sentences", "6", "--export", str(exported), "--baseline", str(models / "baseline")
+    )
+    with systems.compared(chosen) as comparison:
         assert comparison.sources == [tokenizer(english)["input_ids"] for english, _ in SENTENCES]
         special = set(tokenizer.all_special_ids)
-        said = {}
-        for name, contender in comparison.contenders.items():
-            found = contenders.translate_in_batches(contender.translate, comparison.sources, size=4)
-            said[name] = [[token for token in row if token not in special] for row in found]
+        outputs = {}
+        for name, system in comparison.systems.items():
+            found = systems.translate_in_batches(system.translate, comparison.sources, size=4)
+            outputs[name] = [[token for token in row if token not in special] for row in found]
             assert len(found) == len(SENTENCES)
             assert all(isinstance(token, int) for row in found for token in row)
-    assert len(said) == 3 * 4 + 2 + 4 + 4
-    assert said["ours, torch fp32, tol 0.001"] == said["ours, ONNX fp32, tol 0.001"]
+    assert len(outputs) == 3 * 4 + 2 + 4 + 4
+    assert outputs["model, torch fp32, tol 0.001"] == outputs["model, ONNX fp32, tol 0.001"]
     for search in ("greedy", "beam 5"):
-        teacher = said[f"teacher, transformers, {search}"]
-        fast = said[f"teacher, CTranslate2 fp32, {search}"]
+        teacher = outputs[f"teacher, transformers, {search}"]
+        fast = outputs[f"teacher, CTranslate2 fp32, {search}"]
         assert sum(one == other for one, other in zip(teacher, fast, strict=True)) >= 5
-        assert said[f"rival, CTranslate2 fp32, {search}"] != teacher
+        assert outputs[f"baseline, CTranslate2 fp32, {search}"] != teacher
 
 
-def test_long_sources_are_cut_for_all_alike_and_counted(arguments, tmp_path):
+def test_long_sources_are_truncated_for_all_systems_and_counted(arguments, tmp_path):
     data = tmp_path / "long.jsonl"
     data.write_text(
         '{"en": "horse", "de": "Pferd"}\n{"en": " ", "de": ""}\n{"en": "' + "horse " * 60 + '", "de": "x"}\n'
     )
     chosen = options_of(*changed(arguments, "--data", data), "--sentences", "2", "--without", *RUNTIMES)
-    with contenders.compared(chosen) as comparison:
+    with systems.compared(chosen) as comparison:
         assert [len(source) for source in comparison.sources][1:] == [TEACHER_READS]
         assert comparison.cut == 1
         assert comparison.describe(chosen)["cut_sources"] == 1
 
 
-def test_a_teacher_always_keeps_keys_and_values(models, tokenizer):
+def test_teacher_uses_the_key_value_cache(models, tokenizer):
     def load(name, device, runtime):
         teacher = small_teacher(vocabulary=len(tokenizer))
         teacher.generation_config.use_cache = False
         return teacher, tokenizer
 
-    teacher = contenders.load_teacher("teacher", load, tokenizer, [])
+    teacher = systems.load_teacher("teacher", load, tokenizer, [])
     assert teacher.model.generation_config.use_cache is True
 
 
 @pytest.fixture(scope="session")
-def strangers(models, tokenizer, tmp_path_factory):
-    """Models that do not belong to the others."""
-    folder = tmp_path_factory.mktemp("strangers")
+def incompatible(models, tokenizer, tmp_path_factory):
+    """Models that cannot be compared with the others."""
+    folder = tmp_path_factory.mktemp("incompatible")
     another = train_tokenizer(["Der Hund schläft nie.", "Nobody knows."] * 20, vocab_size=300)
-    for name, model, its_own in (
+    for name, model, its_tokenizer in (
         ("foreign", small_teacher(vocabulary=len(tokenizer)), another),
-        ("other", our_model(tokenizer, seed=1), tokenizer),
-        ("stacked", our_model(tokenizer, refinement="stacked"), tokenizer),
+        ("other", untrained_deqnar(tokenizer, seed=1), tokenizer),
+        ("stacked", untrained_deqnar(tokenizer, refinement="stacked"), tokenizer),
     ):
         model.save_pretrained(folder / name)
-        its_own.save_pretrained(folder / name)
+        its_tokenizer.save_pretrained(folder / name)
     return folder
 
 
@@ -102,13 +104,13 @@ def one_line(capsys) -> str:
         ("latency", ["--repeats", "0"], "--repeats must be at least 1"),
         ("latency", ["--threads", "0"], "--threads must be at least 1"),
         ("latency", ["--budgets", "4", "0"], "--budgets 0: a solve needs"),
-        ("latency", ["--budgets", "4", "4"], "stands twice in --budgets"),
-        ("latency", ["--ways", "tol=0.1", "tol=0.1"], "stands twice in --ways"),
+        ("latency", ["--budgets", "4", "4"], "--budgets contains a duplicate"),
+        ("latency", ["--ways", "tol=0.1", "tol=0.1"], "--ways contains a duplicate"),
         ("latency", ["--bleu-sentences", "0"], "--bleu_sentences must be at least 1"),
-        ("latency", ["--lengths", "15", "5"], "--lengths 15 5 must rise"),
+        ("latency", ["--lengths", "15", "5"], "--lengths 15 5 must be increasing"),
         ("latency", ["--sentences-per-length", "0"], "--sentences_per_length must be at least 1"),
-        ("latency", ["--without", "onnx", "--export", "somewhere"], "--export is of no use with --without onnx"),
-        ("latency", ["--without", "ctranslate2", "--rival", "r"], "--rival runs in CTranslate2"),
+        ("latency", ["--without", "onnx", "--export", "somewhere"], "--export has no effect with --without onnx"),
+        ("latency", ["--without", "ctranslate2", "--baseline", "b"], "--baseline runs in CTranslate2"),
         ("latency", ["--export", "nowhere", "--sentences", "1"], "is not an ONNX export"),
         ("latency", ["--without", *RUNTIMES, "--sentences", "1"], "--lengths 60 is more than the 24 tokens"),
         (
@@ -118,7 +120,7 @@ def one_line(capsys) -> str:
         ),
         ("throughput", ["--sentences", "6", "--batches", "4"], "--sentences 6 cannot be divided into batches of 4"),
         ("throughput", ["--batches", "0"], "--batches 0"),
-        ("throughput", ["--batches", "8", "8"], "stands twice in --batches"),
+        ("throughput", ["--batches", "8", "8"], "--batches contains a duplicate"),
     ],
 )
 def test_errors_are_one_readable_line(arguments, capsys, benchmark, more, message):
@@ -126,32 +128,35 @@ def test_errors_are_one_readable_line(arguments, capsys, benchmark, more, messag
     assert message in one_line(capsys)
 
 
-def test_models_that_cannot_be_compared_are_refused(models, arguments, strangers, exported, capsys):
+def test_incompatible_models_are_refused(models, arguments, incompatible, exported, capsys):
     few = ["--sentences", "1", "--without", "ctranslate2"]
     without = [*few, "onnx"]
     for given, message in [
         ([*changed(arguments, "--model", models / "teacher"), *without], "is of type marian, not deqnar"),
-        ([*changed(arguments, "--teacher", models / "ours"), *without], "should be autoregressive"),
+        ([*changed(arguments, "--teacher", models / "model"), *without], "must be autoregressive"),
         (
-            [*changed(arguments, "--teacher", strangers / "foreign"), *without],
+            [*changed(arguments, "--teacher", incompatible / "foreign"), *without],
             "both must be trained with one tokenizer",
         ),
         (
-            [*changed(arguments, "--model", strangers / "stacked"), *without, "--budgets", "2"],
+            [*changed(arguments, "--model", incompatible / "stacked"), *without, "--budgets", "2"],
             "has no effect on a stacked",
         ),
-        ([*changed(arguments, "--model", strangers / "other"), *few, "--export", exported], "of its tokens in common"),
+        (
+            [*changed(arguments, "--model", incompatible / "other"), *few, "--export", exported],
+            "of its tokens in common",
+        ),
         ([*changed(arguments, "--model", "no/such/model"), *without], "neither a model directory nor"),
     ]:
         assert main(["bench", "latency", *map(str, given)]) == 2, given
         assert message in one_line(capsys)
 
 
-def test_what_is_not_installed_is_named_with_its_extra(arguments, exported, capsys, monkeypatch):
+def test_missing_package_is_reported_with_its_extra(arguments, exported, capsys, monkeypatch):
     def without(module, package):
         monkeypatch.setattr(module, "find_spec", lambda name: None if name == package else find_spec(name))
 
-    without(contenders, "ctranslate2")
+    without(systems, "ctranslate2")
     assert main(["bench", "latency", *arguments, "--sentences", "1"]) == 2
     assert "pip install 'hf_deqnar[ctranslate2]', or leave it out with --without ctranslate2" in one_line(capsys)
     without(graphs, "onnxscript")
