@@ -334,8 +334,9 @@ class CorpusArguments:
     cache_dir: str | None = field(default=None, metadata={"help": "Cache folder of tokenized data."})
 
     def __post_init__(self) -> None:
-        if isinstance(self.train_data, str):
-            self.train_data = [self.train_data]
+        given: Any = self.train_data
+        if isinstance(given, str):  # one file
+            self.train_data = [given]
         for name in ("train_limit", "validation_limit", "max_length"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
