@@ -113,7 +113,7 @@ def reference_loss(
     Supports the reference as target, masked, CMLM (without CTC) and glancing inputs, and no latents.
     """
     config, labels = model.config, batch["labels"]
-    ctc = model.length_model.likelihood == "ctc"
+    ctc = model.length_model.has_own_alignment
     lengths = (labels >= 0).sum(dim=1)
     source = model.prepare(batch["input_ids"])
     masked_canvas = model.lay_out(source, labels)

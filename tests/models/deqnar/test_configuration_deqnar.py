@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from hf_deqnar import DeqNarConfig
@@ -73,3 +75,15 @@ def test_configuration_changed_to_an_invalid_one_cannot_be_saved(tmp_path):
     config.solver = "newton"
     with pytest.raises(Exception, match="solver='newton'"):
         config.save_pretrained(tmp_path)
+
+
+def test_feedback_is_learned_by_default_but_not_in_checkpoints_of_version_0_1(tmp_path):
+    assert DeqNarConfig().feedback == "learned"
+    assert DeqNarConfig(refinement="stacked").feedback == DeqNarConfig(weight_norm="weight").feedback == "sum"
+    for feedback in ("learned", "sum"):
+        DeqNarConfig(feedback=feedback).save_pretrained(tmp_path)
+        assert DeqNarConfig.from_pretrained(tmp_path).feedback == feedback
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["feedback"]  # as version 0.1 saved it
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert DeqNarConfig.from_pretrained(tmp_path).feedback == "sum"

@@ -157,7 +157,7 @@ def test_student_with_layers_other_than_marians_is_refused(field, value):
 @pytest.mark.parametrize("options", [{"length": "predict"}, {"length": "ctc", "latent": "vae", "layer_norm": "pre"}])
 def test_one_evaluation_of_a_model_from_a_backbone_equals_the_backbone(refinement, options):
     backbone = small_model(refinement="stacked", **options)
-    model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement)
+    model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement, feedback="sum")
     assert model.config.refinement == refinement
     tokens = padded(random_sentences(4))
     with torch.no_grad():
@@ -171,7 +171,8 @@ def test_one_evaluation_of_a_model_from_a_backbone_equals_the_backbone(refinemen
 @pytest.mark.parametrize("refinement", ["implicit", "explicit", "mixed"])
 def test_model_with_new_learned_feedback_converges_to_the_output_of_the_backbone(refinement):
     backbone = small_model(refinement="stacked", length="ctc")
-    model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement, feedback="learned")
+    model = DeqNarForConditionalGeneration.from_backbone(backbone, refinement=refinement)
+    assert model.config.feedback == "learned", "the default"
     tokens, labels = padded(random_sentences(4)), torch.randint(6, 40, (4, 3))
     solved, expected = model(input_ids=tokens, labels=labels), backbone(input_ids=tokens)
     torch.testing.assert_close(solved.logits[solved.canvas_mask], expected.logits[expected.canvas_mask])

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 CHOICES = {
     "architecture": ("transformer", "bilstm"),
     "refinement": ("stacked", "implicit", "explicit", "mixed"),
-    "feedback": ("sum", "learned"),
+    "feedback": (None, "sum", "learned"),
     "self_conditioning": ("none", "expected", "argmax"),
     "self_conditioning_layers": ("first", "all"),
     "layer_norm": ("post", "pre"),
@@ -49,8 +49,9 @@ class DeqNarConfig(PreTrainedConfig):
             `stacked` models only (the inference network of ENGINE's first table).
         decoder_layers: depth of a `stacked` decoder, and of the transition of `explicit`.
         transition_layers: decoder layers inside one evaluation of `implicit` and `mixed`.
-        feedback: how state and injection are combined: `sum`, F(z + u), or `learned`, F(W·z + u) with W = 0 at first: a
-            model that starts from a backbone then is that backbone in its equilibrium, and learns what to feed back.
+        feedback: how state and injection are combined: `sum`, F(z + u), or `learned`, F(W·z + u) with W = 0 at first,
+            so that a model made from a backbone computes what the backbone computes. None chooses `learned`, or `sum`
+            for `stacked` models and with a weight norm.
         self_conditioning: what every evaluation of `implicit` and `mixed` is told of the predictions of the one before:
             nothing (`none`), the expected embedding of the predicted token (`expected`), or the embedding of the
             likeliest token (`argmax`); F(W·z + V·E[emb | p] + u) with V = 0 at first.
@@ -117,7 +118,7 @@ class DeqNarConfig(PreTrainedConfig):
     architecture: str = "transformer"
     refinement: str = "implicit"
     transition_layers: int = 1
-    feedback: str = "sum"
+    feedback: str | None = None
     self_conditioning: str = "none"
     self_conditioning_layers: str = "first"
     layer_norm: str = "post"
@@ -159,6 +160,8 @@ class DeqNarConfig(PreTrainedConfig):
     objective: str | None = None
 
     def __post_init__(self, **kwargs) -> None:
+        if self.feedback is None:
+            self.feedback = "learned" if self.seeks_equilibrium and self.weight_norm == "none" else "sum"
         pipelines = kwargs.pop("custom_pipelines", None)
         if pipelines is not None and __name__.startswith("transformers_modules."):
             self.custom_pipelines = pipelines
@@ -172,6 +175,15 @@ class DeqNarConfig(PreTrainedConfig):
         foreign code and ask for `trust_remote_code`.
         """
         return {**super().to_dict(), "custom_pipelines": CUSTOM_PIPELINES}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """`feedback` is always saved: checkpoints of version 0.1 have none and use `sum`, the default of that time."""
+        return {**super().to_diff_dict(), "feedback": self.feedback}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers; see `to_diff_dict` for configurations without `feedback`."""
+        return super().from_dict({"feedback": "sum", **config_dict}, **kwargs)
 
     @property
     def seeks_equilibrium(self) -> bool:

@@ -13,7 +13,11 @@ from .configuration_deqnar import DeqNarConfig
 logger = logging.get_logger(__name__)
 
 # Model types whose layers have the student's form: post-norm, biases in every projection, shared embeddings.
-CONVERTIBLE_TYPES = ("marian", "bart")
+# Types of teachers that can be converted, with the fields of a student that computes what such a teacher computes.
+CONVERTIBLE_TYPES: dict[str, dict[str, Any]] = {
+    "marian": {},
+    "bart": {"positions": "learned", "layernorm_embedding": True},
+}
 LEARNED_OFFSET = 2  # the first two rows of Bart's position tables are unused
 
 # Configuration fields with the same name and meaning in teacher and student.
@@ -73,8 +77,7 @@ def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: di
     """The student's configuration: the teacher's sizes and the tokenizer's special tokens, updated by `overrides`."""
     check_convertible(teacher)
     fields = {name: getattr(teacher, name) for name in SHARED_FIELDS.split()}
-    if teacher.model_type == "bart":
-        fields |= {"positions": "learned", "layernorm_embedding": True}
+    fields |= CONVERTIBLE_TYPES[teacher.model_type]
     special = {"bos": "bos_token", "pad": "pad_token", "eos": "eos_token", "unk": "unk_token", "mask": "mask_token"}
     fields |= {f"{name}_token_id": getattr(tokenizer, f"{token}_id") for name, token in special.items()}
     vocabulary = tokenizer.get_vocab()
@@ -86,10 +89,7 @@ def config_from_teacher(teacher: PreTrainedConfig, tokenizer: Any, overrides: di
                 f"The teacher's vocabulary of {teacher.vocab_size} has no <{name}>; add it to the tokenizer and call "
                 "teacher.resize_token_embeddings(len(tokenizer))."
             )
-    settings = {**fields, **overrides}
-    if "transition_layers" not in settings and settings.get("refinement", "implicit") in ("implicit", "mixed"):
-        settings["transition_layers"] = 1
-    return DeqNarConfig(**settings)
+    return DeqNarConfig(**{**fields, **overrides})
 
 
 def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict[str, Tensor]:
@@ -107,7 +107,7 @@ def weights_from_teacher(teacher: PreTrainedModel, config: DeqNarConfig) -> dict
         for number in range(count):
             layer = _student_layer(state_dict, f"model.{side}.layers.{number}", f"{target}.{number}", side == "decoder")
             weights |= _widen_feed_forward(layer, f"{target}.{number}.feed_forward", width)
-    if teacher.config.model_type == "bart" and config.positions == "learned":
+    if config.positions == "learned" and CONVERTIBLE_TYPES[teacher.config.model_type].get("positions") == "learned":
         for side, target in (("encoder", "source_positions"), ("decoder", "canvas_positions")):
             weights[f"model.{target}.table.weight"] = state_dict[f"model.{side}.embed_positions.weight"][
                 LEARNED_OFFSET:

@@ -545,7 +545,8 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
                 f"weight_norm={overrides['weight_norm']!r}, but the backbone has {backbone.config.weight_norm!r}: its "
                 "weights are stored in that form; leave it out."
             )
-        settings = {"refinement": "implicit", "transition_layers": backbone.config.decoder_layers, **overrides}
+        settings = {"refinement": "implicit", "transition_layers": backbone.config.decoder_layers, "feedback": None}
+        settings |= overrides
         model = cls(type(backbone.config).from_dict({**backbone.config.to_dict(), **settings}))
         return model._take(backbone_weights(backbone, model), backbone.dtype)
 
