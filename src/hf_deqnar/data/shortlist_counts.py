@@ -1,4 +1,8 @@
-"""Likely target tokens of every source token, for vocabulary shortlists (`models.deqnar.shortlist`)."""
+"""Likely target tokens of every source token, for vocabulary shortlists (`models.deqnar.shortlist`).
+
+They come from IBM model 1 (Brown et al. 1993). fast_align and eflomal are not used: they are programs that must be
+compiled, and model 1 on token ids is twenty lines.
+"""
 
 from collections.abc import Sequence
 

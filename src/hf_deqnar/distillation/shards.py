@@ -1,7 +1,8 @@
 """A folder of shards that several processes fill together: locked while in progress and written atomically.
 
 The folder contains `manifest.json` with the settings, `00000.jsonl` and so on for finished shards, and `00000.lock` for
-a shard in progress.
+a shard in progress. The `datasets` library writes shards too, but cannot resume a `map` that was killed, and does not
+let several jobs share one.
 """
 
 import hashlib

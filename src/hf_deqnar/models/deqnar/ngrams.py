@@ -3,6 +3,8 @@
 A parallel decoder predicts every token independently of its neighbours, so outputs of different modes can be mixed. An
 n-gram model of the target language is independent of the source, but scores fluent sequences higher, and a look-up
 takes microseconds. CTC beam search adds its score for every token that extends a prefix.
+
+KenLM is not used: its Python package needs a compiler, and its files could not be saved with a model as tensors.
 """
 
 from collections.abc import Callable
