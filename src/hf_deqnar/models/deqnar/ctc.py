@@ -125,8 +125,8 @@ def prefix_beam_search(
 
         p_b ← p·p(blank);   p_t ← p_t·p(last token);   p_t(prefix + c) = p(c)·(p_b if c repeats the last token, else p).
 
-    pyctcdecode and torchaudio's decoder are not used: they work on characters or need a compiled extension, and they
-    search sentence by sentence.
+    pyctcdecode is not used because it searches sentence by sentence and needs numpy 1, torchaudio's decoder because it
+    needs a compiled extension.
 
     An extended prefix may already be in the beam, then the two are added; prefixes are identified by a 64-bit hash.
 
