@@ -143,7 +143,7 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
     text = settings.read_text()
     settings.write_text("\n".join(line for line in text.splitlines() if not line.startswith("validation_")))
     assert main(["energy", str(settings), "--output_dir", str(tmp_path / "bad")]) == 2
-    assert "Give --validation_data: the energy on it decides" in capsys.readouterr().err
+    assert "Give --validation_data: the energy on it selects" in capsys.readouterr().err
 
 
 def test_help_lists_the_flags_of_all_three_dataclasses(capsys):
