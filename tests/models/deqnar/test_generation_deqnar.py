@@ -255,12 +255,12 @@ def test_input_sampling_is_refused_for_unsupported_options():
         (
             with_input_predictor(tokens),
             {"refinement_passes": 3},
-            "input_sampling=True and refinement_passes=3 exclude each",
+            "input_sampling=True and refinement_passes=3 are mutually exclusive",
         ),
         (
             with_input_predictor(tokens, length="ctc"),
             {"ctc_beam_size": 3},
-            "input_sampling=True and ctc_beam_size=3 exclude",
+            "input_sampling=True and ctc_beam_size=3 are mutually exclusive",
         ),
         (
             with_input_predictor(tokens),
