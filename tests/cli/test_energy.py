@@ -120,7 +120,7 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
     train_tokenizer([text for pair in SENTENCES for text in pair], vocab_size=300).save_pretrained(other)
     cases = [
         (["--teacher", decoder_only], "gpt contains a gpt2 model, which cannot translate; name a seq2seq model."),
-        (["--teacher", other], f"(300 tokens) is not the model's ({len(tokenizer)}): '"),
+        (["--teacher", other], f"(300 tokens) differs from the model's ({len(tokenizer)}): '"),
         (["--teacher", absent], "absent is neither a model directory nor a model on the Hub."),
         (["--teacher", saved["predict"]], "a DeqNarForConditionalGeneration, does not accept decoder_inputs_embeds"),
         (["--student", teacher], "is a marian model; the student must be a deqnar model."),
@@ -143,7 +143,7 @@ def test_bad_settings_are_one_readable_line(tmp_path, settings, saved, teacher, 
     text = settings.read_text()
     settings.write_text("\n".join(line for line in text.splitlines() if not line.startswith("validation_")))
     assert main(["energy", str(settings), "--output_dir", str(tmp_path / "bad")]) == 2
-    assert "Give --validation_data: the energy on it decides" in capsys.readouterr().err
+    assert "Give --validation_data: the energy on it selects" in capsys.readouterr().err
 
 
 def test_help_lists_the_flags_of_all_three_dataclasses(capsys):
