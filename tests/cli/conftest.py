@@ -1,11 +1,15 @@
-"""Running the command line in a separate process."""
+"""Running the command line: in the process of the tests, or in one of its own where that matters."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 from transformers.utils import logging
+
+from hf_deqnar.cli.main import main
 
 from ..conftest import SENTENCES
 
@@ -20,7 +24,31 @@ def _quiet():
 
 
 @pytest.fixture
-def run():
+def run(monkeypatch):
+    """Run a command in this process, which spares the seconds that importing torch takes."""
+
+    def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
+        arguments = [str(argument) for argument in arguments]
+        output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                status = main(arguments)
+            except SystemExit as stopped:
+                status = stopped.code
+        texts = []
+        for stream in (output, errors):
+            stream.flush()
+            texts.append(stream.buffer.getvalue().decode())
+        return subprocess.CompletedProcess(arguments, status or 0, *texts)
+
+    return run
+
+
+@pytest.fixture
+def run_process():
+    """Run a command in a process of its own, as a user does: nothing else has been imported or set."""
+
     def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "hf_deqnar.cli.main", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, input=stdin, check=False)

@@ -16,10 +16,10 @@ def test_bench_solver_prints_a_table_and_writes_its_figures(run, tmp_path):
         assert results[f"hf_deqnar {solver}"]["residual"] < 2e-3
 
 
-def test_bench_memory_prints_a_table_and_writes_its_figures(run, tmp_path):
+def test_bench_memory_prints_a_table_and_writes_its_figures(run_process, tmp_path):
     file = tmp_path / "figures.json"
     small = ["--preset", "tiny", "--rows", "16", "--length", "24", "--layers", "2", "--vocabulary", "100"]
-    done = run("bench", "memory", *small, "--budgets", "6", "30", "--json", str(file))
+    done = run_process("bench", "memory", *small, "--budgets", "6", "30", "--json", str(file))
     assert done.returncode == 0, done.stderr
     figures = json.loads(file.read_text())["bytes"]
     assert figures["unrolled"]["30"] > 1.5 * figures["unrolled"]["6"]
@@ -27,10 +27,10 @@ def test_bench_memory_prints_a_table_and_writes_its_figures(run, tmp_path):
     assert "stacked, 2 layers" in done.stdout
 
 
-def test_bench_training_prints_a_table_and_both_implementations_agree(run, tmp_path):
+def test_bench_training_prints_a_table_and_both_implementations_agree(run_process, tmp_path):
     file = tmp_path / "figures.json"
     small = ["--vocabulary", "100", "--max-tokens", "64", "--layers", "1", "--steps", "1", "--threads", "1"]
-    done = run("bench", "training", *small, "--only", "implicit one_step; ", "--json", str(file))
+    done = run_process("bench", "training", *small, "--only", "implicit one_step; ", "--json", str(file))
     assert done.returncode == 0, done.stderr
     for column in ("ms", "tokens/s", "speed to reference", "nfe", "loss", "MB"):
         assert f" {column} " in done.stdout

@@ -29,21 +29,21 @@ def settings(tmp_path, data):
     return file
 
 
-def test_a_trained_model_translates_and_a_finished_run_is_not_repeated(run, tmp_path, settings, monkeypatch):
+def test_a_trained_model_translates_and_a_finished_run_is_not_repeated(run_process, tmp_path, settings, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     output = tmp_path / "first"
-    done = run("train", settings, "--output_dir", output, "--report_to", "trackio", "--project", "test")
+    done = run_process("train", settings, "--output_dir", output, "--report_to", "trackio", "--project", "test")
     assert done.returncode == 0, done.stderr
     assert "24 of 25 pairs are used (dropped: 1 empty); 400 tokens, " in done.stderr
     assert "glibc keeps freed memory" in done.stderr or "left as it is" in done.stderr
     assert "'nfe'" in done.stdout + done.stderr
     assert any(b"nfe" in file.read_bytes() for file in (tmp_path / "trackio").rglob("*") if file.is_file())
-    again = run("train", settings, "--output_dir", output, "--report_to", "none")
+    again = run_process("train", settings, "--output_dir", output, "--report_to", "none")
     assert again.returncode == 0, again.stderr
     assert f"{output} contains a finished run; nothing to do." in again.stderr
-    translated = run("translate", "--model", output, "A man is riding a horse.")
+    translated = run_process("translate", "--model", output, "A man is riding a horse.")
     assert translated.returncode == 0, translated.stderr
-    changed = run("train", settings, "--output_dir", output, "--learning_rate", "0.5")
+    changed = run_process("train", settings, "--output_dir", output, "--learning_rate", "0.5")
     assert changed.returncode == 2
     expected = f"hf-deqnar train: {output} holds a run with learning_rate=0.001, but now it is 0.5; choose another"
     assert changed.stderr.strip().splitlines()[-1].startswith(expected)

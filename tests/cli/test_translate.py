@@ -25,16 +25,16 @@ def expected(saved):
     return [record["translation_text"] for record in pipeline("translation", model=str(saved["ctc"]))(ENGLISH)]
 
 
-def test_sentences_can_be_arguments(run, saved, expected):
-    done = run("translate", "--model", saved["ctc"], *ENGLISH)
+def test_sentences_can_be_arguments(run_process, saved, expected):
+    done = run_process("translate", "--model", saved["ctc"], *ENGLISH)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [" ".join(text.splitlines()) for text in expected]
     assert done.stderr == ""
 
 
-def test_standard_input_with_either_line_end(run, saved, expected):
+def test_standard_input_with_either_line_end(run_process, saved, expected):
     for line_end in ("\n", "\r\n"):
-        done = run("translate", "--model", saved["ctc"], stdin=line_end.join(ENGLISH).encode())
+        done = run_process("translate", "--model", saved["ctc"], stdin=line_end.join(ENGLISH).encode())
         assert done.stdout.splitlines() == expected
 
 

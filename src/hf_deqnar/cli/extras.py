@@ -23,8 +23,16 @@ def requires_extra(extra: str, purpose: str) -> Iterator[None]:
         if "hf_deqnar[" in str(error):  # the function that needs the package has named its extra
             raise
         reason = str(error).partition(":")[0]  # such as "Using the `Trainer` requires `accelerate>=1.1.0`"
-        package = f"the package {error.name}" if error.name else f"more packages ({reason})"
+        name = missing_package(error)
+        package = f"the package {name}" if name else f"more packages ({reason})"
         raise ImportError(f"{purpose} needs {package}: pip install 'hf_deqnar[{extra}]'.") from error
+
+
+def missing_package(error: BaseException | None) -> str | None:
+    """The name of the package whose import failed; transformers raises an error without a name from that error."""
+    while error is not None and getattr(error, "name", None) is None:
+        error = error.__cause__
+    return error and error.name
 
 
 def load_figure() -> type:

@@ -292,8 +292,10 @@ def frozen(model: nn.Module) -> Iterator[None]:
 def check_teacher(teacher: Any, vocabulary: int) -> None:
     """Raise ValueError for a teacher without support of soft tokens; compares one-hot inputs with tokens."""
     kind = type(teacher).__name__
-    accepted = inspect.signature(teacher.forward).parameters
-    if getattr(teacher.config, "is_encoder_decoder", False) and "decoder_inputs_embeds" not in accepted:
+    accepts = "decoder_inputs_embeds" in inspect.signature(teacher.forward).parameters
+    if isinstance(teacher, DeqNarForConditionalGeneration):  # the parameter exists for PEFT and must be None
+        accepts = False
+    if getattr(teacher.config, "is_encoder_decoder", False) and not accepts:
         raise ValueError(
             f"The teacher, a {kind}, does not accept decoder_inputs_embeds, so it does not support soft tokens."
         )
