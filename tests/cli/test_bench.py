@@ -16,6 +16,7 @@ def test_bench_solver_prints_a_table_and_writes_its_figures(run, tmp_path):
         assert results[f"hf_deqnar {solver}"]["residual"] < 2e-3
 
 
+@pytest.mark.slow
 def test_bench_memory_prints_a_table_and_writes_its_figures(run_process, tmp_path):
     file = tmp_path / "figures.json"
     small = ["--preset", "tiny", "--rows", "16", "--length", "24", "--layers", "2", "--vocabulary", "100"]
@@ -27,6 +28,7 @@ def test_bench_memory_prints_a_table_and_writes_its_figures(run_process, tmp_pat
     assert "stacked, 2 layers" in done.stdout
 
 
+@pytest.mark.slow
 def test_bench_training_prints_a_table_and_both_implementations_agree(run_process, tmp_path):
     file = tmp_path / "figures.json"
     small = ["--vocabulary", "100", "--max-tokens", "64", "--layers", "1", "--steps", "1", "--threads", "1"]

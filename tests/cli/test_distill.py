@@ -45,6 +45,7 @@ def last_line(capsys) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_two_processes_of_the_script_share_the_work(folder, tmp_path):
     output = tmp_path / "distilled.jsonl.gz"
     command = [sys.executable, SCRIPT, "--teacher", folder / "tiny", *columns(folder), *QUICK, "--output", output]

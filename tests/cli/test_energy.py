@@ -71,6 +71,7 @@ def test_a_run_reports_its_improvement_and_is_resumed(run, tmp_path, settings, t
     assert "holds a run with teacher_weights=" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_grid_has_the_layout_of_table_2_and_trains_only_what_is_missing(tmp_path, settings, capsys, monkeypatch):
     ignored = ("max_steps", "eval_strategy", "save_strategy")
     lines = [line for line in settings.read_text().splitlines() if not line.startswith(ignored)]
@@ -154,6 +155,7 @@ def test_help_lists_the_flags_of_all_three_dataclasses(capsys):
     assert all(flag in text for flag in ("--student", "--operator_grid", "--train_data", "--target_operator"))
 
 
+@pytest.mark.slow
 def test_the_recurrent_pair_is_trained_from_the_texts(tmp_path, capsys):
     file = tmp_path / "train.jsonl"
     file.write_text("\n".join(json.dumps({"en": source, "de": target}) for source, target in SENTENCES * 4))

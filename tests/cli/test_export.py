@@ -15,6 +15,7 @@ from hf_deqnar.cli.main import main
 ENGLISH = [english for english, _ in SENTENCES]
 
 
+@pytest.mark.slow
 def test_export_translate_and_evaluate(run, saved, tmp_path, capsys):
     """One export in a subprocess; the other verbs use its output."""
     data = tmp_path / "test.jsonl"

@@ -53,6 +53,7 @@ def test_a_missing_extra_is_named(package, extra, arguments, saved, data, tmp_pa
     check_message(capsys.readouterr().err, arguments[0], package.partition(".")[0], extra)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "extra", "flags"),
     [("accelerate", "train", []), ("datasets", "train", []), ("trackio", "track", ["--report_to", "trackio"])],

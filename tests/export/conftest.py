@@ -1,16 +1,21 @@
 """Small models, exported once for all tests: an export takes seconds for any size."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("onnxscript", reason="onnxscript is part of the onnx extra")
 pytest.importorskip("onnxruntime", reason="onnxruntime is part of the onnx extra")
 
 import torch
+from filelock import FileLock
 
 from hf_deqnar import DeqNarOnnxModel
 from hf_deqnar.data.ngram_counts import add_ngrams
 from hf_deqnar.data.shortlist_counts import add_shortlist
 from hf_deqnar.export.graphs import export_model
+from hf_deqnar.export.manifest import PRECISIONS
 
 from ..conftest import SENTENCES, small_model, with_input_predictor
 
@@ -25,6 +30,25 @@ KINDS = {
 }
 
 
+def pytest_collection_modifyitems(items):
+    """Exporting takes seconds, so the fast tests export one kind of model only."""
+    for item in items:
+        kind = getattr(item, "callspec", None) and item.callspec.params.get("kind")
+        if item.path.parent == Path(__file__).parent and kind in KINDS and kind != "implicit":
+            item.add_marker(pytest.mark.slow)
+
+
+def export_once(model, tokenizer, folder: Path) -> dict[str, Path]:
+    """Folders by precision; the workers of pytest-xdist make the same models and share their exports."""
+    folder.parent.mkdir(exist_ok=True)
+    complete = folder.with_suffix(".complete")
+    with FileLock(folder.with_suffix(".lock")):
+        if not complete.exists():
+            export_model(model, tokenizer, folder)
+            complete.touch()
+    return {precision: folder / precision for precision in PRECISIONS}
+
+
 @pytest.fixture(scope="session")
 def batch(tokenizer):
     return dict(tokenizer([english for english, _ in SENTENCES], return_tensors="pt", padding=True))
@@ -34,6 +58,8 @@ def batch(tokenizer):
 def exported(tokenizer, batch, tmp_path_factory):
     """A function: kind → (the model in torch, folders by precision)."""
     made = {}
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "exports"
 
     def make(kind: str) -> tuple:
         if kind not in made:
@@ -55,7 +81,7 @@ def exported(tokenizer, batch, tmp_path_factory):
             if model.config.length == "ctc":
                 add_ngrams(model, batch["input_ids"].tolist() * 2, order=3, least=1, weight=0.5, bonus=0.5)
                 model.generation_config.update(ctc_beam_size=1, ngram_weight=0.0, token_bonus=0.0)
-            made[kind] = (model, export_model(model, tokenizer, tmp_path_factory.mktemp(kind)))
+            made[kind] = (model, export_once(model, tokenizer, shared / kind))
         return made[kind]
 
     return make

@@ -145,6 +145,7 @@ def test_trajectory_and_streamer_work_with_exports(loaded, batch, tokenizer, cap
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_translation_pipeline_accepts_exports(loaded, tokenizer, precision):
     model, exported = loaded("mixed", precision)

@@ -44,6 +44,7 @@ def sentences(batch) -> list[torch.Tensor]:
     return [row[: int(mask.sum())][None] for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
 
 
+@pytest.mark.slow
 def test_only_supported_models_have_a_sentence_graph(loaded):
     assert [kind for kind in KINDS if loaded(kind, "fp32")[1].sentence is not None] == sorted(
         AT_ONCE, key=list(KINDS).index
@@ -95,6 +96,7 @@ def test_unsupported_options_use_the_other_graphs(loaded, batch, calls, tokenize
     assert not recorded
 
 
+@pytest.mark.slow
 def test_unknown_solver_is_refused(loaded, batch):
     for kind in AT_ONCE:
         with pytest.raises(ValueError, match="Unknown solver 'andersen'"):
