@@ -9,7 +9,7 @@ from hf_deqnar.models.deqnar.streaming import TerminalStreamer
 
 from .conftest import KINDS
 
-AT_ONCE = ["implicit", "mixed with a shortlist", "stacked"]
+AT_ONCE = ["implicit", "mixed with a shortlist", "self-conditioned", "stacked"]
 # Options that the sentence graph supports, and options for which other graphs are used.
 ITS_OWN = [
     {"max_nfe": 1},

@@ -77,7 +77,7 @@ def join_pairs(pairs: list[Pair], share: float, seed: int) -> list[Pair]:
         seed: of the random choices.
 
     >>> join_pairs([Pair("Hello.", ["Hallo."])], share=1.0, seed=0)
-    [Pair(source='Hello. Hello.', references=['Hallo. Hallo.'])]
+    [Pair(source='Hello. Hello. Hello.', references=['Hallo. Hallo. Hallo.'])]
     """
     generator, joined = random.Random(seed), []
     for pair in pairs:
