@@ -55,8 +55,8 @@ def final_weights(trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
-def weights_of_a_whole_run(make_trainer, **options) -> dict[str, torch.Tensor]:  # noqa: F811
-    trainer = make_trainer("whole", **settings(), **options)
+def weights_of_a_whole_run(make_trainer, folder="whole", **options) -> dict[str, torch.Tensor]:  # noqa: F811
+    trainer = make_trainer(folder, **{**settings(), **options})
     trainer.train()
     return final_weights(trainer)
 
@@ -79,6 +79,22 @@ def test_run_stopped_at_any_step_ends_with_the_same_weights(make_trainer, optimi
         assert resumed.state.global_step == STEPS
         found = final_weights(resumed)
         assert all(torch.equal(found[name], full[name]) for name in full)
+
+
+@pytest.mark.parametrize("average_best", [0, 2])
+def test_a_moving_average_of_weights_survives_a_kill(make_trainer, average_best):  # noqa: F811
+    options = {**settings(), "ema_decay": 0.8, "average_best": average_best}
+    full = weights_of_a_whole_run(make_trainer, **{"ema_decay": 0.8, "average_best": average_best})
+    trainer = make_trainer("stopped", **options)
+    trainer.add_callback(KillAt(5))
+    with pytest.raises(Killed):
+        trainer.train()
+    resumed = make_trainer("stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    found = final_weights(resumed)
+    assert all(torch.equal(found[name], full[name]) for name in full)
+    plain = weights_of_a_whole_run(make_trainer, average_best=average_best, folder="plain")
+    assert any(not torch.equal(plain[name], full[name]) for name in full)
 
 
 def test_run_killed_while_saving_resumes_from_previous_checkpoint(

@@ -1,5 +1,6 @@
 """The trainer. Resuming and several processes are tested in tests/invariants."""
 
+import copy
 import errno
 import json
 import os
@@ -10,7 +11,9 @@ import torch
 from torch.utils.tensorboard import SummaryWriter  # noqa: F401  (the test extra has it)
 from transformers import AutoModelForSeq2SeqLM, TrainerCallback
 
+from hf_deqnar.models.deqnar.losses_deqnar import Targets
 from hf_deqnar.objectives.inputs import masked
+from hf_deqnar.objectives.objective import combine
 from hf_deqnar.training.arguments import DeqNarTrainingArguments
 from hf_deqnar.training.trainer import DeqNarTrainer
 
@@ -425,3 +428,96 @@ def test_supervised_states_train_and_their_losses_are_logged(make_trainer):
 def test_supervised_states_need_a_self_conditioned_model_and_no_fixed_point(make_trainer, model, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(objective="ctc", model=model, state_weights=[0.5, 0.5])
+
+
+@pytest.mark.parametrize("layer_norm", ["post", "pre"])
+def test_inner_layers_of_a_stack_are_supervised(make_trainer, layer_norm):
+    model = {"refinement": "stacked", "decoder_layers": 3, "layer_norm": layer_norm}
+    trainer = make_trainer(objective="ctc", model=model, layer_weight=0.7)
+    batch = next(iter(trainer.get_train_dataloader()))
+    terms = trainer.objective.terms(trainer.model, batch)
+    source = trainer.model.prepare(batch["input_ids"], batch["attention_mask"])
+    canvas = trainer.model.lay_out(source, batch["labels"])
+    losses = []
+    for depth in (1, 2, 3):
+        shallow = copy.deepcopy(trainer.model)
+        shallow.model.transition.layers = shallow.model.transition.layers[:depth]
+        features = shallow.solve(source, canvas).value
+        losses.append(shallow.length_model.loss(shallow, features, Targets(batch["labels"], canvas.mask))[0])
+    torch.testing.assert_close(terms["layers"].total, (losses[0] + losses[1]) / 2)
+    torch.testing.assert_close(terms["nat"].total, losses[2])
+    combined = combine(terms)
+    torch.testing.assert_close(combined["loss"], combined["nat"] + 0.7 * combined["layers"])
+    assert "layers" not in trainer.validation_objective.terms(trainer.model, batch)
+
+
+@pytest.mark.parametrize("model", [{"refinement": "implicit"}, {"refinement": "stacked", "decoder_layers": 1}])
+def test_layer_weight_needs_inner_layers(make_trainer, model):
+    with pytest.raises(ValueError, match="layer_weight=1.0 has no effect: it needs refinement='stacked'"):
+        make_trainer(objective="ctc", model=model, layer_weight=1.0)
+
+
+@pytest.mark.parametrize("model", [{"refinement": "stacked"}, SELF_CONDITIONED])
+def test_fine_tuning_on_the_overlap_increases_it(make_trainer, model):
+    states = {"state_weights": [0.5, 0.5]} if model is SELF_CONDITIONED else {}
+    options = {"objective": "ctc", "model": {**model, "dropout": 0.0}, "learning_rate": 3e-3, **states}
+    first = make_trainer("first", max_steps=200, **options)
+    first.train()
+    trainer = make_trainer("second", max_steps=60, overlap_weight=1.0, **options)
+    trainer.model.load_state_dict(first.model.state_dict())
+    batch = next(iter(trainer.get_train_dataloader()))
+    names = ["overlap_1", "overlap_2"] if states else ["overlap"]
+
+    def loss() -> float:
+        means = combine(trainer.objective.terms(trainer.model, batch))
+        torch.testing.assert_close(means["loss"], sum(means[name] for name in names) / len(names))
+        assert all(0 <= means[name] <= 1 for name in names)
+        return means[names[-1]].item()
+
+    before = loss()
+    trainer.train()
+    assert loss() < before - 0.1
+
+
+def test_overlap_needs_a_length_model_that_defines_it(make_trainer):
+    with pytest.raises(ValueError, match="overlap_weight=1.0 needs config.length=ctc, but this model has 'predict'"):
+        make_trainer(objective="glat", overlap_weight=1.0)
+
+
+def test_a_moving_average_is_evaluated_in_place_of_the_weights(make_trainer):
+    trainer = make_trainer(ema_decay=0.9, eval_strategy="steps", eval_steps=2, max_steps=4, average_best=0)
+    seen = []
+    translate = trainer._translate
+
+    def watch(*rest):
+        seen.append(trainer.model.lm_head.weight.detach().clone())
+        return translate(*rest)
+
+    trainer._translate = watch
+    weights = {}
+    trainer.add_callback(RecordWeights(weights))
+    trainer.train()
+    average = next(iter(weights.values())).clone()
+    expected = []
+    for update, current in list(weights.items())[1:]:
+        decay = min(0.9, (1 + update) / (10 + update))
+        average = decay * average + (1 - decay) * current
+        if update % 2 == 0:
+            expected.append(average)
+    assert len(seen) == len(expected) == 2
+    for one, other in zip(seen, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(trainer.model.lm_head.weight, average)
+
+
+class RecordWeights(TrainerCallback):
+    """Remembers the output embeddings at the start and after every update."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def on_train_begin(self, args, state, control, model, **rest):
+        self.weights[0] = model.lm_head.weight.detach().clone()
+
+    def on_step_end(self, args, state, control, model, **rest):
+        self.weights[state.global_step] = model.lm_head.weight.detach().clone()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.fixed_point import FixedPoint
+from ..models.deqnar.layers_deqnar import Record
 from ..models.deqnar.lengths import LENGTH_MODELS
 from ..models.deqnar.losses_deqnar import OwnWords, Targets, TargetScores, score_targets
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
@@ -76,6 +77,9 @@ class Objective:
         control); TorchDEQ (Jacobian penalty).
 
     Attributes:
+        overlap: share of the loss that is one minus the expected n-gram overlap with the target (`overlap_loss` of the
+            length model); the likelihood has the rest.
+        layers: weight of the mean loss at the outputs of the inner layers of a stacked decoder (deep supervision).
         correction: λ_corr, the weight of the loss at one random state of the path (stochastic dynamic correction).
         correction_share: share of the rows for which that loss is computed, chosen at random.
         initial: λ_init, the weight of the distance between the first evaluation and the equilibrium.
@@ -96,6 +100,8 @@ class Objective:
     input: ProxyInput
     likelihood: str
     label_smoothing: float = 0.0
+    overlap: float = 0.0
+    layers: float = 0.0
     correction: float = 0.0
     correction_share: float = 1.0
     initial: float = 0.0
@@ -149,7 +155,10 @@ class Objective:
         if self.states is not None:
             function = model.model.bind(proxy.source, proxy.canvas)
             for number, loss in enumerate(supervise_states(model, function, targets, self.states, generator), start=1):
-                terms[f"state_{number}"] = Term(loss.total, loss.count, loss.weight)
+                terms[f"state_{number}"] = Term(loss.total, loss.count, loss.weight * (1 - self.overlap))
+                if self.overlap:
+                    overlap = model.length_model.overlap_loss(model, loss.features, targets)
+                    terms[f"overlap_{number}"] = Term(*overlap, loss.weight * self.overlap)
             if not self.equilibrium:
                 return terms
         path = start = None
@@ -161,9 +170,18 @@ class Objective:
                 assert source.encoder_states is not None
                 zeros = source.encoder_states.new_zeros(*proxy.canvas.tokens.shape, config.d_model)
                 start = mixed_initial_state(zeros, self.noisy_start, generator)
-        found = model.solve(proxy.source, proxy.canvas, initial_state=start, max_nfe=max_nfe, observe=path)
+        record = Record.empty(attentions=False) if self.layers else None
+        found = model.solve(
+            proxy.source, proxy.canvas, initial_state=start, max_nfe=max_nfe, observe=path, record=record
+        )
 
-        terms["nat"] = Term(*model.length_model.loss(model, found.value, targets), weight=self.equilibrium)
+        likelihood = self.equilibrium * (1 - self.overlap)
+        terms["nat"] = Term(*model.length_model.loss(model, found.value, targets), weight=likelihood)
+        if self.overlap:
+            overlap = model.length_model.overlap_loss(model, found.value, targets)
+            terms["overlap"] = Term(*overlap, self.equilibrium * self.overlap)
+        if record is not None:
+            terms["layers"] = self._layer_term(model, record, targets)
         if config.seeks_equilibrium:
             if path is not None:
                 terms["correction"] = self._correction_term(model, found, path, targets, generator)
@@ -276,6 +294,12 @@ class Objective:
             rows = torch.randperm(len(state), generator=generator, device=state.device)[:count].sort().values
             function, targets, state = function.select(rows), targets.select(rows), state[rows]
         return Term(*model.length_model.loss(model, function.features(state), targets), weight=self.correction)
+
+    def _layer_term(self, model: DeqNarForConditionalGeneration, record: Record, targets: Targets) -> Term:
+        """The mean loss at the outputs of all layers but the last, which are the inputs of the layers after them."""
+        norm = model.model.transition.final_norm
+        losses = [model.length_model.loss(model, norm(hidden), targets) for hidden in record.hidden_states[1:]]
+        return Term(torch.stack([total for total, _ in losses]).mean(), losses[0][1], self.layers)
 
     def _regularisers(self, found: FixedPoint, canvas_mask: Tensor) -> dict[str, Term]:
         """ℓ_init = ‖f(z*) − f(0)‖₁ (DEQNAR, equation 5) and the Jacobian penalty."""

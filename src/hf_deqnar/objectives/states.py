@@ -66,6 +66,7 @@ class StateLoss:
     total: Tensor
     count: Tensor
     weight: float
+    features: Tensor  # (batch, canvas, d_model), from which the loss was computed
 
 
 def supervise_states(
@@ -97,7 +98,7 @@ def supervise_states(
                 f"The loss at state {segment + 1} of {len(weights)}, after {(segment + 1) * states.segment_nfe} "
                 "evaluations, is not finite."
             )
-        losses.append(StateLoss(total, count, weight))
+        losses.append(StateLoss(total, count, weight, state))
         if segment + 1 < len(weights):
             state = state.detach()
             embedded = proxy_prediction(model, prediction, targets, states, generator)

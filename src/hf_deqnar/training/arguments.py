@@ -59,6 +59,13 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         },
     )
     label_smoothing_factor: float | None = field(default=0.1, metadata={"help": "ε of label smoothing."})
+    ema_decay: float | None = field(
+        default=None,
+        metadata={
+            "help": "Evaluate and save an exponential moving average of the weights with this decay, such as 0.999. "
+            "Default: the weights themselves."
+        },
+    )
     subword_dropout: float = field(
         default=0.0,
         metadata={
@@ -75,9 +82,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     save_total_limit: int | None = field(default=2, metadata={"help": "Number of checkpoints to keep for resuming."})
     ddp_find_unused_parameters: bool | None = field(
         default=False,
-        metadata={
-            "help": "Every weight takes part in every step, No parameters are unused, so DDP need not search for them.."
-        },
+        metadata={"help": "All parameters are used in every step, so DDP need not search for unused ones."},
     )
     use_cache: bool = field(default=False, metadata={"help": "Training needs no cache of keys and values."})
     greater_is_better: bool | None = field(
@@ -105,6 +110,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError("save_only_model=True: training cannot resume from such checkpoints; leave it out.")
         self.check_at_least(1, "max_tokens", "early_stopping_patience")
         self.check_at_least(0, "average_best", "label_smoothing_factor")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be above 0 and below 1, not {self.ema_decay}.")
         for name in ("subword_dropout", "subword_dropout_target"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
@@ -137,6 +144,17 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
 
     objective: str = field(
         default="glat", metadata={"help": "What is learned: target+input+likelihood, such as ctc+glat or axe."}
+    )
+    overlap_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the loss that is one minus the expected bigram overlap with the target, for fine-tuning "
+            "CTC models; the likelihood has the remaining share."
+        },
+    )
+    layer_weight: float = field(
+        default=0.0,
+        metadata={"help": "Weight of the mean loss at the outputs of the inner layers of a stacked decoder."},
     )
     correction: float = field(
         default=0.0, metadata={"help": "Weight of the loss at one random state of the path to the equilibrium."}
@@ -231,6 +249,9 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
             )
         self.check_at_least(1, "max_nfe", "glance_nfe")
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
+        self.check_at_least(0, "layer_weight")
+        if not 0 <= self.overlap_weight <= 1:
+            raise ValueError(f"overlap_weight must be a share from 0 to 1, not {self.overlap_weight}.")
         self._check_states()
         if not 0 < self.correction_share <= 1:
             raise ValueError(f"correction_share must be above 0 and at most 1, not {self.correction_share}.")

@@ -1,9 +1,12 @@
-"""Weights of the best evaluations, and their average."""
+"""Averages of weights: over the best evaluations, and exponentially over updates."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -51,3 +54,70 @@ def remove_all_but(folder: Path, retained: Iterable[Path]) -> None:
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.unfinished")]:
         if path.resolve() not in retained:
             path.unlink()
+
+
+class MovingAverage:
+    """The exponential moving average of a model's trained weights, w̄ ← β·w̄ + (1 − β)·w after every update.
+
+    β = min(decay, (1 + n) / (10 + n)) after n updates, so that the first weights are soon forgotten.
+
+    >>> average = MovingAverage(model, decay=0.999)  # doctest: +SKIP
+    >>> average.update(model)  # after every update  # doctest: +SKIP
+    >>> with average.in_place_of_weights(model):  # doctest: +SKIP
+    ...     evaluate(model)
+    """
+
+    FILE = "moving_average.safetensors"
+
+    def __init__(self, model: PreTrainedModel, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self.weights = {name: weight.detach().clone() for name, weight in trained(model).items()}
+
+    @torch.no_grad()
+    def update(self, model: PreTrainedModel) -> None:
+        """Take the current weights into the average."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        current = trained(model)
+        torch._foreach_lerp_(
+            list(self.weights.values()), [current[name].detach() for name in self.weights], weight=1 - decay
+        )
+
+    @contextmanager
+    def in_place_of_weights(self, model: PreTrainedModel) -> Iterator[None]:
+        """Let the model have the average; afterwards it has its own weights again."""
+        own = {name: weight.detach().clone() for name, weight in trained(model).items()}
+        self.load_into(model)
+        try:
+            yield
+        finally:
+            set_weights(model, own)
+
+    def load_into(self, model: PreTrainedModel) -> None:
+        """Replace the model's weights by the average."""
+        set_weights(model, self.weights)
+
+    def save(self, folder: Path) -> None:
+        """Write the average and the number of updates into a checkpoint."""
+        weights = {name: weight.contiguous() for name, weight in self.weights.items()}
+        save_file(weights, folder / self.FILE, metadata={"updates": str(self.updates)})
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+        with safe_open(folder / self.FILE, "pt") as file:
+            self.updates = int(file.metadata()["updates"])
+            self.weights = {name: file.get_tensor(name).to(weight.device) for name, weight in self.weights.items()}
+
+
+def trained(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """The parameters that training changes, tied ones once."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+@torch.no_grad()
+def set_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    """Copy values into the parameters of these names."""
+    parameters = dict(model.named_parameters())
+    for name, value in weights.items():
+        parameters[name].copy_(value)

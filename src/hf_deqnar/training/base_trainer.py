@@ -21,6 +21,7 @@ from transformers import (
     TrainerControl,
     TrainerState,
 )
+from transformers.modeling_utils import unwrap_model
 from transformers.trainer_utils import PredictionOutput, TrainOutput, get_last_checkpoint, rotate_checkpoints
 from transformers.utils import logging
 
@@ -33,7 +34,7 @@ from ..models.deqnar.generation_deqnar import gathered_weights
 from ..models.deqnar.text import longest_source
 from ..objectives.objective import Term, combine
 from .arguments import TranslationTrainingArguments
-from .averaging import average_weights, best_steps, load_weights, remove_all_but, save_weights
+from .averaging import MovingAverage, average_weights, best_steps, load_weights, remove_all_but, save_weights
 from .muon import make_muon
 from .samplers import SubwordDropout, TokenBudgetLoader, TokenBudgetSampler, collate, pad
 
@@ -98,8 +99,15 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.label_smoother = None  # smoothing is part of the terms
         self.model_accepts_loss_kwargs = False  # else transformers would not divide by the parts of a batch
         self.add_callback(EvaluateLast())
+        self.moving_average: MovingAverage | None = None
+        if args.ema_decay is not None:
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise ValueError("ema_decay averages whole weights, but FSDP and DeepSpeed shard them; leave it unset.")
+            self.moving_average = MovingAverage(model, args.ema_decay)
+            self.add_callback(UpdateAverage(self.moving_average))
         if args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
+        self._average_in_place = False  # whether the model has the moving average instead of its weights
         self._writing_into: Path | None = None
         self._place = (-1, 0)  # the update, and which of its batches
         self._numbers: list[int] = []
@@ -275,8 +283,16 @@ class TranslationTrainer(Seq2SeqTrainer):
     ) -> dict[str, float]:
         """Translate the validation set and score it; also every term of the loss.
 
-        `options` are those of `generate`. Random numbers drawn here do not change training.
+        `options` are those of `generate`. Random numbers drawn here do not change training. With `ema_decay`, the
+        moving average of the weights is evaluated during training.
         """
+        if self.moving_average is not None and self.is_in_train and not self._average_in_place:
+            self._average_in_place = True
+            try:
+                with self.moving_average.in_place_of_weights(self.model):
+                    return self.evaluate(eval_dataset, ignore_keys, metric_key_prefix, **options)
+            finally:
+                self._average_in_place = False
         dataset = self.eval_dataset if eval_dataset is None else self._tokenize(eval_dataset, "eval_dataset")
         if isinstance(dataset, dict):
             figures = {}
@@ -378,6 +394,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.state.best_global_step = None  # else it is looked for in the unfinished folder; `best` is our own
         try:
             super()._save_checkpoint(model, trial)
+            if self.moving_average is not None and self.args.should_save:
+                self.moving_average.save(unfinished / name)
         except WRITING_ERRORS as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(self._not_written(name, error)) from error
@@ -394,6 +412,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(output / name))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        average = Path(resume_from_checkpoint) / MovingAverage.FILE
+        if self.moving_average is not None and average.is_file():  # a finished model has none
+            self.moving_average.load(average.parent)
 
     def _get_output_dir(self, trial: Any) -> str:
         return super()._get_output_dir(trial) if self._writing_into is None else str(self._writing_into)
@@ -474,6 +498,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.accelerator.wait_for_everyone()  # until the last of them is written
         paths = [path for path in map(self._best_path, self._best_steps()) if path.is_file()]
         if not paths:
+            if self.moving_average is not None:
+                self.moving_average.load_into(self.model)
             return
         load_weights(self.model, average_weights(paths))
         if len(paths) == 1:
@@ -504,6 +530,18 @@ class EvaluateLast(TrainerCallback):
             control.should_log = control.should_log or args.logging_strategy == "steps"
             control.should_evaluate = control.should_evaluate or args.eval_strategy == "steps"
         return control
+
+
+class UpdateAverage(TrainerCallback):
+    """Takes the weights into their moving average after every update."""
+
+    def __init__(self, average: MovingAverage) -> None:
+        self.average = average
+
+    def on_step_end(
+        self, args: TranslationTrainingArguments, state: TrainerState, control: TrainerControl, model: Any, **rest
+    ) -> None:
+        self.average.update(unwrap_model(model))
 
 
 def as_dataset(dataset: Any, name: str) -> Any:

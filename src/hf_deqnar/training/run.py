@@ -60,11 +60,11 @@ OPTIMISATION = (
     "max_tokens learning_rate lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon optim "
     "optimizer max_grad_norm label_smoothing_factor subword_dropout subword_dropout_target "
     "gradient_accumulation_steps seed data_seed max_steps "
-    "num_train_epochs lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model"
+    "num_train_epochs lr_scheduler_kwargs bf16 fp16 average_best metric_for_best_model ema_decay"
 )
 RESUME_SETTINGS = (
     "objective correction correction_share initial jacobian random_nfe noisy_start max_nfe glance_nfe denoising_steps "
-    "state_weights segment_nfe truth_share damage_share random_segments equilibrium_weight "
+    "state_weights segment_nfe truth_share damage_share random_segments equilibrium_weight overlap_weight layer_weight "
     f"gamma beta {OPTIMISATION}"
 )
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.deqnar.configuration_deqnar import DeqNarConfig
+from ..models.deqnar.lengths import LENGTH_MODELS
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.stability import spectral_radius
 from ..objectives.inputs import masked
@@ -56,10 +57,23 @@ class DeqNarTrainer(TranslationTrainer):
             )
         if self.objective.states is not None:
             check_states(model.config, args)
-        # Validation measures the loss at the equilibrium, without noise and without the help that training gives.
+        if args.layer_weight and (model.config.seeks_equilibrium or len(model.model.transition.layers) < 2):
+            raise ValueError(
+                f"layer_weight={args.layer_weight} has no effect: it needs refinement='stacked' and two or more "
+                "decoder_layers; for a loss at several states of an equilibrium model use state_weights."
+            )
+        if args.overlap_weight and not model.length_model.has_overlap_loss:
+            known = " or ".join(name for name, lengths in LENGTH_MODELS.items() if lengths.has_overlap_loss)
+            raise ValueError(
+                f"overlap_weight={args.overlap_weight} needs config.length={known}, but this model has "
+                f"'{model.config.length}'; leave it out."
+            )
+        # Validation measures the likelihood at the equilibrium, without noise and without the help of training.
         self.validation_objective = replace(
             self.objective,
             label_smoothing=0.0,
+            overlap=0.0,
+            layers=0.0,
             random_nfe=False,
             noisy_start=0.0,
             glance_nfe=None,
@@ -124,6 +138,7 @@ def objective_of(args: DeqNarTrainingArguments) -> Objective:
     """The objective that the arguments describe."""
     names = ("correction", "correction_share", "initial", "jacobian", "random_nfe", "noisy_start", "glance_nfe", "beta")
     settings = {name: getattr(args, name) for name in names}
+    settings |= {"overlap": args.overlap_weight, "layers": args.layer_weight}
     if args.gamma is not None:
         settings["gamma"] = tuple(args.gamma)
     if args.state_weights is not None:

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from hf_deqnar.models.deqnar.ctc import (
+    bigram_overlap,
     collapse,
     ctc_loss,
+    expected_bigrams,
+    expected_length,
     likeliest,
     needed_canvas,
     prefix_beam_of_sentence,
@@ -47,6 +50,55 @@ def test_target_that_does_not_fit_has_zero_loss_and_is_marked():
     assert loss[0] == 0
     assert logits.grad.isfinite().all()
     assert (logits.grad[0] == 0).all()
+
+
+def padded_canvas(canvas: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a canvas with two positions of padding behind it, and its mask."""
+    logits = torch.randn(1, canvas + 2, vocabulary, dtype=torch.float64, requires_grad=True)
+    return logits, torch.arange(canvas + 2)[None] < canvas
+
+
+@pytest.mark.parametrize("canvas", [1, 2, 5])
+def test_expected_bigrams_and_length_are_sums_over_all_paths(canvas):
+    vocabulary, blank = 4, 0
+    logits, mask = padded_canvas(canvas, vocabulary)
+    probs = logits.softmax(dim=-1)
+    bigrams, length = torch.zeros(vocabulary, vocabulary, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for path in itertools.product(range(vocabulary), repeat=canvas):
+        probability = torch.stack([probs[0, t, token] for t, token in enumerate(path)]).prod()
+        text = by_definition(path, blank)
+        length = length + len(text) * probability
+        for pair in itertools.pairwise(text):
+            bigrams[pair] = bigrams[pair] + probability
+    found = expected_bigrams(probs, mask)[0], expected_length(probs, mask, blank)[0]
+    for value, expected in zip(found, (bigrams, length), strict=True):
+        torch.testing.assert_close(value, expected)
+        weights = torch.randn_like(value)
+        if expected.requires_grad:  # a canvas of one position has no bigrams
+            gradient, by_paths = (
+                torch.autograd.grad((one * weights).sum(), logits, retain_graph=True)[0] for one in (value, expected)
+            )
+            torch.testing.assert_close(gradient, by_paths)
+
+
+def test_bigram_overlap_is_the_f1_of_expected_counts():
+    vocabulary, blank, canvas = 4, 0, 5
+    logits, mask = padded_canvas(canvas, vocabulary)
+    probs = logits.softmax(dim=-1)
+    expected = defaultdict(float)
+    for text, probability in all_texts(probs[0, :canvas].detach().log(), blank).items():
+        for pair in itertools.pairwise(text):
+            expected[pair] += probability
+    counts = {(2, 3): 2, (3, 2): 1}
+    matched = sum(min(expected[pair], count) for pair, count in counts.items())
+    overlap = 2 * matched / (sum(expected.values()) + sum(counts.values()))
+    words, labels = torch.tensor([[0, 2, 3, 2, 3]]), torch.tensor([[1, 2, 1, 2, -100]])  # equal words have one place
+    found = bigram_overlap(probs, mask, words, labels, blank)
+    assert found.item() == pytest.approx(overlap)
+    sure = torch.nn.functional.one_hot(torch.tensor([[2, 3, 0, 2, 3, 3, 3]]), vocabulary).double()
+    assert bigram_overlap(sure, mask, words, labels, blank).item() == pytest.approx(1.0)
+    shorter = torch.nn.functional.one_hot(torch.tensor([[2, 3, 0, 0, 0, 0, 0]]), vocabulary).double()
+    assert bigram_overlap(shorter, mask, words, labels, blank).item() == pytest.approx(2 * 1 / (1 + 3))
 
 
 def all_texts(log_probabilities: torch.Tensor, blank: int) -> dict[tuple[int, ...], float]:

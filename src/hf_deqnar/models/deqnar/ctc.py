@@ -48,6 +48,68 @@ def ctc_of_log_probs(
     )
 
 
+def expected_bigrams(own_probs: Tensor, mask: Tensor) -> Tensor:
+    """Expected counts of bigrams in the texts of all paths, (rows, words, words); the blank has none.
+
+    A bigram (v, w) of a text is a pair of positions i < j with blanks between them: the last position of v and the
+    first of w (Shao and Feng 2022).
+
+        C(v, w) = Σ_{i<j} p_i(v) · Π_{i<k<j} p_k(blank) · p_j(w),
+
+    where j = i + 1 is left out if v = w, because equal neighbours are merged.
+
+    Args:
+        own_probs: probabilities of some words at every position, the blank first, (rows, canvas, words).
+        mask: (rows, canvas).
+    """
+    blank = own_probs[:, :, 0].masked_fill(~mask, 1.0)
+    words = own_probs * mask[:, :, None]
+    words = torch.cat([torch.zeros_like(words[:, :, :1]), words[:, :, 1:]], dim=2)
+    # Products of blanks between i and j, from the sum of their logarithms up to every position.
+    total = blank.clamp_min(torch.finfo(blank.dtype).tiny).log().cumsum(dim=1)
+    before = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1]], dim=1)  # of positions before j
+    between = before[:, None, :] - total[:, :, None]  # (rows, i, j)
+    canvas = blank.shape[1]
+    later = torch.ones(canvas, canvas, dtype=torch.bool, device=blank.device).triu(1)
+    joined = between.masked_fill(~later, float("-inf")).exp()
+    counts = words.transpose(1, 2) @ (joined @ words)
+    neighbours = (words[:, :-1] * words[:, 1:]).sum(dim=1)  # p_i(v)·p_{i+1}(v)
+    return counts - torch.diag_embed(neighbours)
+
+
+def expected_length(probs: Tensor, mask: Tensor, blank: int) -> Tensor:
+    """Expected number of tokens in the texts of all paths, (rows): Σ_i Σ_{v≠blank} p_i(v)·(1 − p_{i−1}(v)).
+
+    Args:
+        probs: probabilities of the whole vocabulary, (rows, canvas, vocabulary).
+    """
+    starts = (1 - probs[:, :, blank]) * mask
+    repeated = (probs[:, :-1] * probs[:, 1:]).sum(dim=2) - probs[:, :-1, blank] * probs[:, 1:, blank]
+    return starts.sum(dim=1) - (repeated * mask[:, 1:]).sum(dim=1)
+
+
+def bigram_overlap(probs: Tensor, mask: Tensor, words: Tensor, labels: Tensor, blank: int) -> Tensor:
+    """The overlap of expected and target bigrams, (rows), from 0 to 1: 2·Σ min(C(g), C_y(g)) / (Σ C(g) + Σ C_y(g)).
+
+    It rewards bigrams of the target wherever they are and counts surplus ones, so that dropped words cost as much as
+    added ones (Shao and Feng 2022: non-monotonic latent alignments).
+
+    Args:
+        probs: probabilities of the whole vocabulary, (rows, canvas, vocabulary).
+        words: token ids of every row's own words, the blank first, (rows, words).
+        labels: the target as places in `words`, (rows, length); −100 at padding.
+    """
+    own = probs.gather(2, words[:, None, :].expand(-1, probs.shape[1], -1))
+    expected = expected_bigrams(own, mask)
+    first, second = labels[:, :-1].clamp_min(0), labels[:, 1:].clamp_min(0)
+    target = torch.zeros_like(expected).flatten(1)
+    target = target.scatter_add(1, first * words.shape[1] + second, (labels[:, 1:] >= 0).to(probs.dtype))
+    matched = torch.minimum(expected.flatten(1), target).sum(dim=1)
+    empty = probs[:, :, blank].masked_fill(~mask, 1.0).prod(dim=1)
+    total = expected_length(probs, mask, blank) - 1 + empty  # a text of n > 0 tokens has n − 1 bigrams, an empty one 0
+    return 2 * matched / (total + target.sum(dim=1)).clamp_min(torch.finfo(probs.dtype).tiny)
+
+
 def full_precision(values: Tensor) -> Tensor:
     """Convert to at least float32, for sums over the vocabulary."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

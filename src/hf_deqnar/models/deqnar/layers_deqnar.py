@@ -32,6 +32,11 @@ class Record:
     def empty(cls, hidden_states: bool = True, attentions: bool = True) -> "Record":
         return cls([], [], [], hidden_states, attentions)
 
+    @property
+    def attention_weights(self) -> tuple[list[Tensor] | None, list[Tensor] | None]:
+        """Where the weights of self- and cross-attention are collected; None if they are not wanted."""
+        return (self.self_attentions, self.cross_attentions) if self.wants_attentions else (None, None)
+
     def clear(self) -> None:
         """Clear the record, because only the last evaluation is returned."""
         for collected in (self.hidden_states, self.self_attentions, self.cross_attentions):
@@ -241,7 +246,7 @@ class Encoder(nn.Module):
         self.final_norm = nn.LayerNorm(config.d_model) if config.layer_norm == "pre" else nn.Identity()
 
     def forward(self, hidden: Tensor, mask: Tensor | None, record: Record | None) -> Tensor:
-        weights = None if record is None else record.self_attentions
+        weights = None if record is None else record.attention_weights[0]
         hidden = functional.dropout(hidden, self.dropout, self.training)
         for layer in self.layers:
             if record is not None:

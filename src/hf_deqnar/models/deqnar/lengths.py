@@ -18,6 +18,7 @@ from .losses_deqnar import (
     TargetScores,
     cross_entropy_total,
     ctc_total,
+    overlap_total,
     predict_state,
 )
 
@@ -50,6 +51,7 @@ class LengthModel:
     likelihood: str  # the likelihood in the name of an objective that fits, such as ctc in 'ctc+glat'
     beam_option: str  # the generation option that sets the number of candidates of a sentence
     has_own_alignment: bool  # a target token has no fixed position until it is aligned with the predictions
+    has_overlap_loss = False  # whether there is an `overlap_loss`
 
     def __init__(self, config: DeqNarConfig) -> None:
         self.config = config
@@ -85,6 +87,10 @@ class LengthModel:
         own = OwnWords.of(targets.labels, self.config.blank_token_id)
         prediction = predict_state(features, targets.canvas_mask, model.lm_head.weight, own.words)
         return *self.loss(model, features, targets), prediction
+
+    def overlap_loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Σ (1 − expected n-gram overlap with the target), and the number of sentences in the sum."""
+        raise NotImplementedError
 
     def length_loss(self, model: Any, source: Any, target_lengths: Tensor) -> Tensor | None:
         """Loss of the length head, averaged over the batch; None if there is none."""
@@ -189,6 +195,7 @@ class CtcLength(LengthModel):
     likelihood = "ctc"
     beam_option = "ctc_beam_size"
     has_own_alignment = True
+    has_overlap_loss = True
 
     def canvas_lengths(self, source: Any, labels: Tensor | None = None) -> Tensor:
         return source.lengths * self.config.ctc_upsampling
@@ -209,6 +216,11 @@ class CtcLength(LengthModel):
         total, count, prediction = self._ctc(model, features, targets, predict=True)
         assert prediction is not None
         return total, count, prediction
+
+    def overlap_loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Σ (1 − expected bigram overlap), `bigram_overlap`, which makes texts as long as their targets."""
+        blank, weight = self.config.blank_token_id, model.lm_head.weight
+        return overlap_total(features, targets.canvas_mask, weight, targets.labels, blank)
 
     def _ctc(
         self, model: Any, features: Tensor, targets: Targets, *, predict: bool

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
-from .ctc import ctc_of_log_probs, full_precision, likeliest, needed_canvas
+from .ctc import bigram_overlap, ctc_of_log_probs, full_precision, likeliest, needed_canvas
 
 CHUNK = 2**20  # logits made at a time; measured on two cores, where 2^18 to 2^22 differ little
 
@@ -136,6 +137,29 @@ def ctc_total(
         return _Connectionist.apply(features, weight, mask, labels, blank, fits, False)[0], fits, None
     total, tokens, log_probs, expected = _Connectionist.apply(features, weight, mask, labels, blank, fits, True)
     return total, fits, StatePrediction(TargetScores(tokens, log_probs), expected)
+
+
+def overlap_total(features: Tensor, mask: Tensor, weight: Tensor, labels: Tensor, blank: int) -> tuple[Tensor, Tensor]:
+    """Σ (1 − bigram overlap) over the rows with at least two target tokens, and their number; see `bigram_overlap`.
+
+    Args:
+        features: rows × canvas × width.
+        labels: rows × length, −100 at padding.
+    """
+    counted = (labels >= 0).sum(dim=1) > 1
+    own = OwnWords.of(labels, blank)
+
+    def of_rows(features: Tensor, weight: Tensor, rows: slice) -> Tensor:
+        probs = _logits(features, weight).softmax(dim=-1)
+        overlap = bigram_overlap(probs, mask[rows], own.words[rows], own.labels[rows], blank)
+        return ((1 - overlap) * counted[rows]).sum()
+
+    # The logits of a chunk are computed once more in the backward pass instead of being kept.
+    parts = [
+        checkpoint(of_rows, features[rows], weight, rows, use_reentrant=False)
+        for rows in _chunks(len(features), mask.shape[1] * weight.shape[0])
+    ]
+    return torch.stack(parts).sum(), counted.sum()
 
 
 def _logits(features: Tensor, weight: Tensor) -> Tensor:

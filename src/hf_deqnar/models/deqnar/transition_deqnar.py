@@ -164,7 +164,7 @@ class Transition(nn.Module):
         hidden = self.feedback(state) + context.injection
         if self.self_conditioning is not None and embedded is None:
             embedded = self.self_conditioning(state, context)
-        weights = (None, None) if record is None else (record.self_attentions, record.cross_attentions)
+        weights = (None, None) if record is None else record.attention_weights
         for index, layer in enumerate(self.layers):
             if self.self_conditioning is not None:
                 hidden = self.self_conditioning.add(hidden, embedded, index)
