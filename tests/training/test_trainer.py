@@ -11,7 +11,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter  # noqa: F401  (the test extra has it)
 from transformers import AutoModelForSeq2SeqLM, TrainerCallback
 
-from hf_deqnar.models.deqnar.losses_deqnar import Targets
+from hf_deqnar.models.deqnar.losses_deqnar import SampledWords, Targets
 from hf_deqnar.objectives.inputs import masked
 from hf_deqnar.objectives.objective import combine
 from hf_deqnar.training.arguments import DeqNarTrainingArguments
@@ -479,9 +479,27 @@ def test_fine_tuning_on_the_overlap_increases_it(make_trainer, model):
     assert loss() < before - 0.1
 
 
-def test_overlap_needs_a_length_model_that_defines_it(make_trainer):
-    with pytest.raises(ValueError, match="overlap_weight=1.0 needs config.length=ctc, but this model has 'predict'"):
-        make_trainer(objective="glat", overlap_weight=1.0)
+@pytest.mark.parametrize("option", ["overlap_weight", "sampled_words"])
+def test_losses_that_the_length_model_lacks_are_refused(make_trainer, option):
+    with pytest.raises(ValueError, match=f"{option}=1 needs config.length=ctc, but this model has 'predict'"):
+        make_trainer(objective="glat", **{option: 1})
+
+
+@pytest.mark.parametrize("model", [{"refinement": "stacked"}, SELF_CONDITIONED])
+def test_a_sampled_vocabulary_is_drawn_anew_for_every_batch(make_trainer, monkeypatch, model):
+    drawn = []
+    draw = SampledWords.draw
+
+    def watch(*arguments):
+        drawn.append(draw(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(SampledWords, "draw", watch)
+    states = {"state_weights": [0.5, 0.5]} if model is SELF_CONDITIONED else {}
+    make_trainer(objective="ctc", model=model, sampled_words=20, max_steps=4, **states).train()
+    assert len(drawn) == 4
+    assert all(len(one.tokens) > 20 for one in drawn)
+    assert len({tuple(one.tokens[-20:].tolist()) for one in drawn}) == 4
 
 
 def test_a_moving_average_is_evaluated_in_place_of_the_weights(make_trainer):

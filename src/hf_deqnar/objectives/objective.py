@@ -17,7 +17,7 @@ from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.fixed_point import FixedPoint
 from ..models.deqnar.layers_deqnar import Record
 from ..models.deqnar.lengths import LENGTH_MODELS
-from ..models.deqnar.losses_deqnar import OwnWords, Targets, TargetScores, score_targets
+from ..models.deqnar.losses_deqnar import OwnWords, SampledWords, Targets, TargetScores, score_targets
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.refinement_deqnar import Canvas, Source
 from ..models.deqnar.stability import (
@@ -77,6 +77,8 @@ class Objective:
         control); TorchDEQ (Jacobian penalty).
 
     Attributes:
+        sampled_words: normalise the likelihood over the words of the batch and so many others, drawn for every batch;
+            0 for the whole vocabulary.
         overlap: share of the loss that is one minus the expected n-gram overlap with the target (`overlap_loss` of the
             length model); the likelihood has the rest.
         layers: weight of the mean loss at the outputs of the inner layers of a stacked decoder (deep supervision).
@@ -100,6 +102,7 @@ class Objective:
     input: ProxyInput
     likelihood: str
     label_smoothing: float = 0.0
+    sampled_words: int = 0
     overlap: float = 0.0
     layers: float = 0.0
     correction: float = 0.0
@@ -152,6 +155,9 @@ class Objective:
         targets = Targets(proxy.labels, proxy.canvas.mask, proxy.revealed, self.label_smoothing)
 
         config = model.config
+        if self.sampled_words:
+            vocabulary, blank = config.vocab_size, config.blank_token_id
+            targets.sampled = SampledWords.draw(proxy.labels, vocabulary, blank, self.sampled_words, generator)
         if self.states is not None:
             function = model.model.bind(proxy.source, proxy.canvas)
             for number, loss in enumerate(supervise_states(model, function, targets, self.states, generator), start=1):

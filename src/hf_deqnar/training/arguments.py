@@ -145,6 +145,13 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
     objective: str = field(
         default="glat", metadata={"help": "What is learned: target+input+likelihood, such as ctc+glat or axe."}
     )
+    sampled_words: int = field(
+        default=0,
+        metadata={
+            "help": "Normalise a CTC loss over the words of the batch and this many others, drawn for every batch, "
+            "which is faster; 0: over the whole vocabulary."
+        },
+    )
     overlap_weight: float = field(
         default=0.0,
         metadata={
@@ -249,7 +256,7 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
             )
         self.check_at_least(1, "max_nfe", "glance_nfe")
         self.check_at_least(0, "correction", "initial", "jacobian", "spectral_radius_rows", "denoising_steps")
-        self.check_at_least(0, "layer_weight")
+        self.check_at_least(0, "layer_weight", "sampled_words")
         if not 0 <= self.overlap_weight <= 1:
             raise ValueError(f"overlap_weight must be a share from 0 to 1, not {self.overlap_weight}.")
         self._check_states()

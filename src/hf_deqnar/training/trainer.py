@@ -26,6 +26,8 @@ EQUILIBRIUM_OPTIONS = (
     "max_nfe",
     "glance_nfe",
 )
+# Options that not every length model has, and the attribute of those that do.
+LENGTH_CAPABILITIES = {"overlap_weight": "has_overlap_loss", "sampled_words": "has_sampled_loss"}
 NO_REGULARISERS = {"correction": 0.0, "initial": 0.0, "jacobian": 0.0, "random_nfe": False, "noisy_start": 0.0}
 
 
@@ -62,16 +64,18 @@ class DeqNarTrainer(TranslationTrainer):
                 f"layer_weight={args.layer_weight} has no effect: it needs refinement='stacked' and two or more "
                 "decoder_layers; for a loss at several states of an equilibrium model use state_weights."
             )
-        if args.overlap_weight and not model.length_model.has_overlap_loss:
-            known = " or ".join(name for name, lengths in LENGTH_MODELS.items() if lengths.has_overlap_loss)
-            raise ValueError(
-                f"overlap_weight={args.overlap_weight} needs config.length={known}, but this model has "
-                f"'{model.config.length}'; leave it out."
-            )
+        for option, capability in LENGTH_CAPABILITIES.items():
+            if getattr(args, option) and not getattr(model.length_model, capability):
+                known = " or ".join(name for name, lengths in LENGTH_MODELS.items() if getattr(lengths, capability))
+                raise ValueError(
+                    f"{option}={getattr(args, option)} needs config.length={known}, but this model has "
+                    f"'{model.config.length}'; leave it out."
+                )
         # Validation measures the likelihood at the equilibrium, without noise and without the help of training.
         self.validation_objective = replace(
             self.objective,
             label_smoothing=0.0,
+            sampled_words=0,
             overlap=0.0,
             layers=0.0,
             random_nfe=False,
@@ -137,6 +141,7 @@ def check_states(config: DeqNarConfig, args: DeqNarTrainingArguments) -> None:
 def objective_of(args: DeqNarTrainingArguments) -> Objective:
     """The objective that the arguments describe."""
     names = ("correction", "correction_share", "initial", "jacobian", "random_nfe", "noisy_start", "glance_nfe", "beta")
+    names = (*names, "sampled_words")
     settings = {name: getattr(args, name) for name in names}
     settings |= {"overlap": args.overlap_weight, "layers": args.layer_weight}
     if args.gamma is not None:

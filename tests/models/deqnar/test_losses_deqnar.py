@@ -6,7 +6,13 @@ from torch.nn import functional
 
 from hf_deqnar.models.deqnar import losses_deqnar
 from hf_deqnar.models.deqnar.ctc import ctc_loss, viterbi_path
-from hf_deqnar.models.deqnar.losses_deqnar import OwnWords, cross_entropy_total, ctc_total, score_targets
+from hf_deqnar.models.deqnar.losses_deqnar import (
+    OwnWords,
+    SampledWords,
+    cross_entropy_total,
+    ctc_total,
+    score_targets,
+)
 
 ROWS, CANVAS, WIDTH, VOCABULARY, BLANK = 5, 12, 8, 30, 5
 
@@ -106,3 +112,56 @@ def test_only_requested_gradients_are_computed():
     with torch.no_grad():
         loss, *_ = ctc_total(features, mask, weight, labels, BLANK)
     assert not loss.requires_grad
+
+
+def test_autocast_rounds_the_projections_only():
+    """Losses and gradients of a bfloat16 autocast agree with those without it up to the precision of bfloat16."""
+    features, weight, mask, labels = problem(torch.float32)
+    expected, *_ = ctc_total(features, mask, weight, labels, BLANK)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _, prediction = ctc_total(features, mask, weight, labels, BLANK, predict=True)
+    assert found.dtype == prediction.expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.0)
+    for one, other in zip(gradients(found, features, weight), gradients(expected, features, weight), strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()
+
+
+@pytest.mark.usefixtures("chunk")
+def test_a_sample_of_all_words_is_the_whole_vocabulary():
+    features, weight, mask, labels = problem()
+    sampled = SampledWords.draw(labels, VOCABULARY, BLANK, VOCABULARY)
+    assert sorted(sampled.tokens.tolist()) == list(range(VOCABULARY))
+    expected, fits, prediction = ctc_total(features, mask, weight, labels, BLANK, predict=True)
+    found, also_fits, also = ctc_total(features, mask, weight, labels, BLANK, predict=True, sampled=sampled)
+    torch.testing.assert_close(found, expected)
+    assert fits.tolist() == also_fits.tolist()
+    for one, other in zip(gradients(found, features, weight), gradients(expected, features, weight), strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.equal(also.scores.tokens[mask], prediction.scores.tokens[mask])
+    real = functional.pad(labels >= 0, (1, 0), value=True)[:, None, :] & mask[:, :, None]  # the blank and the labels
+    torch.testing.assert_close(also.scores.log_probs[real], prediction.scores.log_probs[real])
+    torch.testing.assert_close(also.expected, prediction.expected)
+
+
+def test_a_sample_estimates_the_normaliser_without_bias():
+    features, weight, _, labels = problem()
+    features, weight = features.detach() * 0.3, weight.detach()
+    expected = (features @ weight.T).logsumexp(dim=-1).exp()
+    generator, draws = torch.Generator().manual_seed(0), 4000
+    total = torch.zeros_like(expected)
+    for _ in range(draws):
+        sampled = SampledWords.draw(labels, VOCABULARY, BLANK, 6, generator)
+        assert len(sampled.tokens) == len(set(sampled.tokens.tolist())) == 7 + 6  # six words, the blank, the sample
+        assert (sampled.places[labels[labels >= 0]] >= 0).all()
+        total += (features @ weight[sampled.tokens].T + sampled.offsets).logsumexp(dim=-1).exp()
+    torch.testing.assert_close(total / draws, expected, rtol=0.05, atol=0.0)
+
+
+def test_predictions_are_words_of_the_sample():
+    features, weight, mask, labels = problem()
+    sampled = SampledWords.draw(labels, VOCABULARY, BLANK, 3, torch.Generator().manual_seed(0))
+    _, _, prediction = ctc_total(features, mask, weight, labels, BLANK, predict=True, sampled=sampled)
+    logits = (features @ weight.T)[:, :, sampled.tokens]
+    assert torch.equal(prediction.scores.tokens[mask], sampled.tokens[logits.argmax(dim=-1)][mask])
+    probabilities = (logits + sampled.offsets).softmax(dim=-1)
+    torch.testing.assert_close(prediction.expected[mask], (probabilities @ weight[sampled.tokens])[mask])

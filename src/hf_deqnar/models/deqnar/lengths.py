@@ -52,6 +52,7 @@ class LengthModel:
     beam_option: str  # the generation option that sets the number of candidates of a sentence
     has_own_alignment: bool  # a target token has no fixed position until it is aligned with the predictions
     has_overlap_loss = False  # whether there is an `overlap_loss`
+    has_sampled_loss = False  # whether `loss` can be normalised over `Targets.sampled`
 
     def __init__(self, config: DeqNarConfig) -> None:
         self.config = config
@@ -196,6 +197,7 @@ class CtcLength(LengthModel):
     beam_option = "ctc_beam_size"
     has_own_alignment = True
     has_overlap_loss = True
+    has_sampled_loss = True
 
     def canvas_lengths(self, source: Any, labels: Tensor | None = None) -> Tensor:
         return source.lengths * self.config.ctc_upsampling
@@ -228,7 +230,9 @@ class CtcLength(LengthModel):
         if targets.label_smoothing:
             raise ValueError(f"label_smoothing={targets.label_smoothing} has no meaning for CTC; set it to 0.")
         blank, weight = self.config.blank_token_id, model.lm_head.weight
-        total, fits, prediction = ctc_total(features, targets.canvas_mask, weight, targets.labels, blank, predict)
+        total, fits, prediction = ctc_total(
+            features, targets.canvas_mask, weight, targets.labels, blank, predict, targets.sampled
+        )
         return total, ((targets.labels >= 0).sum(dim=1) * fits).sum(), prediction
 
     def sentence_losses(self, scores: TargetScores, own: OwnWords, canvas_mask: Tensor) -> Tensor:

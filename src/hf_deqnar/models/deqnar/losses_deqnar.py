@@ -8,6 +8,7 @@ CTC, Viterbi alignment, AXE and OaXE work on a vocabulary of the sentence's own 
 i + 1 is word i of the target, or an earlier word that equals it.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,38 @@ class StatePrediction:
 
 
 @dataclass
+class SampledWords:
+    """The words over which the loss of a batch is normalised: its own ones and a sample of all others.
+
+    Z = Σ_own exp(l_v) + (others / sample)·Σ_sample exp(l_v) is an unbiased estimate of the sum over the vocabulary
+    (Jean et al. 2015) and takes a fraction of its time.
+    """
+
+    tokens: Tensor  # (words): token ids
+    offsets: Tensor  # (words): log of the number of words that each stands for; 0 for own words
+    places: Tensor  # (vocabulary): place in `tokens`; −1 for words that are left out
+
+    @classmethod
+    def draw(
+        cls, labels: Tensor, vocabulary: int, blank: int, count: int, generator: torch.Generator | None = None
+    ) -> "SampledWords":
+        """The words of `labels`, the blank, and `count` others, each with the same probability."""
+        own = torch.zeros(vocabulary, dtype=torch.bool, device=labels.device)
+        own[labels[labels >= 0]] = True
+        own[blank] = True
+        others = int((~own).sum())
+        count = min(count, others)
+        draws = torch.rand(vocabulary, generator=generator, device=labels.device).masked_fill(own, 2.0)
+        sample = draws.topk(count, largest=False).indices
+        tokens = torch.cat([own.nonzero()[:, 0], sample])
+        offsets = torch.zeros(len(tokens), device=labels.device)
+        offsets[len(tokens) - count :] = math.log(others / count) if count else 0.0
+        places = torch.full_like(own, -1, dtype=torch.long)
+        places[tokens] = torch.arange(len(tokens), device=labels.device)
+        return cls(tokens, offsets, places)
+
+
+@dataclass
 class Targets:
     """What is to be predicted on a canvas."""
 
@@ -69,11 +102,12 @@ class Targets:
     canvas_mask: Tensor  # (batch, canvas)
     revealed: Tensor | None = None  # (batch, canvas): positions where the canvas shows the token
     label_smoothing: float = 0.0
+    sampled: SampledWords | None = None  # words over which a CTC loss is normalised; None for the whole vocabulary
 
     def select(self, rows: Tensor) -> "Targets":
         """The targets of some rows."""
         revealed = None if self.revealed is None else self.revealed[rows]
-        return Targets(self.labels[rows], self.canvas_mask[rows], revealed, self.label_smoothing)
+        return Targets(self.labels[rows], self.canvas_mask[rows], revealed, self.label_smoothing, self.sampled)
 
 
 @torch.no_grad()
@@ -100,7 +134,7 @@ def predict_state(features: Tensor, mask: Tensor, weight: Tensor, words: Tensor)
     expected = expected.to(features.device)
     packed = features[mask]
     parts = [
-        _logits(packed[part], weight).softmax(dim=-1) @ full_precision(weight)
+        _product(_logits(packed[part], weight).softmax(dim=-1), weight)
         for part in _chunks(len(packed), weight.shape[0])
     ]
     expected[mask] = torch.cat(parts)
@@ -124,6 +158,7 @@ def ctc_total(
     labels: Tensor,
     blank: int,
     predict: bool = False,
+    sampled: SampledWords | None = None,
 ) -> tuple[Tensor, Tensor, "StatePrediction | None"]:
     """The CTC loss summed over rows, which rows fit on their canvas (the others have no part in it), and predictions.
 
@@ -131,11 +166,19 @@ def ctc_total(
         features: rows × canvas × width.
         labels: rows × length, −100 at padding.
         predict: whether to return the prediction of every position, which costs little beside the loss.
+        sampled: words over which probabilities are normalised and predictions are made; the whole vocabulary if None.
     """
     fits = needed_canvas(labels, (labels >= 0).sum(dim=1)) <= mask.sum(dim=1)
+    offsets = None
+    if sampled is not None:  # from here on, words are places in the sample
+        weight, offsets = weight[sampled.tokens], sampled.offsets
+        labels = torch.where(labels >= 0, sampled.places[labels.clamp_min(0)], labels)
+        blank = int(sampled.places[blank])
+    found = _Connectionist.apply(features, weight, mask, labels, blank, fits, predict, offsets)
     if not predict:
-        return _Connectionist.apply(features, weight, mask, labels, blank, fits, False)[0], fits, None
-    total, tokens, log_probs, expected = _Connectionist.apply(features, weight, mask, labels, blank, fits, True)
+        return found[0], fits, None
+    total, tokens, log_probs, expected = found
+    tokens = tokens if sampled is None else sampled.tokens[tokens]
     return total, fits, StatePrediction(TargetScores(tokens, log_probs), expected)
 
 
@@ -164,6 +207,11 @@ def overlap_total(features: Tensor, mask: Tensor, weight: Tensor, labels: Tensor
 
 def _logits(features: Tensor, weight: Tensor) -> Tensor:
     return full_precision(features @ weight.T)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right in full precision; under autocast the factors are rounded, which makes it as fast as `_logits`."""
+    return full_precision(left @ right.to(left.dtype))
 
 
 def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,6 +288,7 @@ class _Connectionist(_LinearLoss):
         blank: int,
         fits: Tensor,
         predict: bool,
+        offsets: Tensor | None,
     ) -> tuple[Tensor, ...]:
         to_features, to_weight = _LinearLoss.start(ctx, features, weight)
         with_gradient = to_features is not None or to_weight is not None
@@ -251,6 +300,9 @@ class _Connectionist(_LinearLoss):
             row = inside.nonzero()[:, 0]
             packed = features[rows][inside]
             logits = _logits(packed, weight)
+            tokens = likeliest(logits) if predict else None
+            if offsets is not None:  # 0 for the sentence's own words
+                logits.add_(offsets)
             probabilities, normaliser = _softmax(logits)
             columns = own.words[rows][row]
             scores = logits.new_zeros(*inside.shape, columns.shape[1])
@@ -260,10 +312,9 @@ class _Connectionist(_LinearLoss):
                 loss = ctc_of_log_probs(scores, own.labels[rows], canvas_lengths[rows], lengths[rows], 0)
                 loss = (loss * fits[rows]).sum()
             losses.append(loss.detach())
-            tokens = likeliest(logits) if predict else None
             if not with_gradient:
                 if predict:
-                    expected = probabilities @ full_precision(weight)
+                    expected = _product(probabilities, weight)
                     predictions.append(_unpack(inside, tokens, expected, scores.detach()))
                 continue
             # torch's gradient is p − γ, with γ the share of paths that pass a word here; over all logits it is the
@@ -271,7 +322,7 @@ class _Connectionist(_LinearLoss):
             (gradient,) = torch.autograd.grad(loss, scores)
             passing = scores.detach().exp() - gradient
             slope = probabilities.scatter_add_(1, columns, -passing[inside])
-            part = slope @ full_precision(weight) if predict or to_features is not None else None
+            part = _product(slope, weight) if predict or to_features is not None else None
             if predict:  # p·emb = (p − γ)·emb + γ·emb, of which the first is the gradient of the features
                 of_own = torch.bmm(passing, full_precision(weight)[own.words[rows]])
                 predictions.append(_unpack(inside, tokens, part + of_own[inside], scores.detach()))
@@ -279,7 +330,7 @@ class _Connectionist(_LinearLoss):
             if to_features is not None:
                 to_features[rows][inside] = part * fits[rows][row][:, None]
             if to_weight is not None:
-                to_weight.addmm_(slope.T, packed.to(slope.dtype))
+                to_weight.add_(_product(slope.T, packed))
         _LinearLoss.finish(ctx, (to_features, to_weight), features, weight)
         total = torch.stack(losses).sum()
         if not predict:
@@ -306,6 +357,6 @@ def _pass_on(
 ) -> None:
     """From ∂loss/∂logits to features and weight; the latter is added to."""
     if to_features is not None:
-        to_features.copy_(slope @ weight.to(slope.dtype))
+        to_features.copy_(_product(slope, weight))
     if to_weight is not None:
-        to_weight.addmm_(slope.T, features.to(slope.dtype))
+        to_weight.add_(_product(slope.T, features))
