@@ -23,10 +23,12 @@ from torch.nn import functional
 
 from ..models.deqnar.configuration_deqnar import CHOICES, DeqNarConfig
 from ..models.deqnar.ctc import ctc_loss, viterbi_path
+from ..models.deqnar.lengths import LENGTH_MODELS
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.stability import RandomState
 from ..objectives.inputs import Prediction, masked, needs_prediction
 from ..objectives.objective import Objective, parse_objective
+from ..objectives.states import SupervisedStates
 from ..objectives.targets import reference
 from ..training.allocator import keep_freed_memory
 from ..training.samplers import TokenBudgetSampler
@@ -38,6 +40,7 @@ WARM_UP = 2  # untimed steps of every system before the timed ones
 COMPARED = 3  # batches on which the losses of both implementations are compared, with initial weights
 FIRST_WORD = 6  # below are special tokens
 SHORTEST, LONGEST = 5, 30
+SAMPLED_WORDS = 512
 
 
 @dataclass
@@ -49,6 +52,7 @@ class System:
     implementation: str = "hf_deqnar"  # or `reference`
     keeps_memory: bool = True  # whether glibc keeps freed memory
     settings: dict[str, float] = field(default_factory=dict)  # of the objective
+    states: int = 0  # supervised states of a path, equally weighted, instead of a solve
 
     @property
     def name(self) -> str:
@@ -58,8 +62,10 @@ class System:
         return f"{self.model}{settings}; {self.implementation}{allocator}"
 
 
-def systems(layers: int, correction: float) -> list[System]:
-    """Stacked and implicit models with both implementations and both allocator settings, and every gradient."""
+def systems(layers: int, correction: float, sampled: bool) -> list[System]:
+    """Stacked and implicit models with both implementations and both allocator settings, every gradient, and supervised
+    states of self-conditioned models, the latter also with a sampled vocabulary if `sampled`.
+    """
     stacked = {"refinement": "stacked", "decoder_layers": layers}
     implicit = {"refinement": "implicit", "gradient": "one_step"}
     chosen = []
@@ -76,6 +82,17 @@ def systems(layers: int, correction: float) -> list[System]:
         for gradient in CHOICES["gradient"]:
             if (refinement, gradient) != ("implicit", "one_step"):
                 chosen.append(System(f"{refinement} {gradient}", {"refinement": refinement, "gradient": gradient}))
+    conditioned = {"refinement": "implicit", "feedback": "learned", "self_conditioning": "expected"}
+    for settings in ({}, {"sampled_words": SAMPLED_WORDS})[: 2 if sampled else 1]:
+        chosen += [
+            System(
+                f"{states} supervised states of {layers} layers",
+                {**conditioned, "transition_layers": layers},
+                settings=settings,
+                states=states,
+            )
+            for states in (2, 3)
+        ]
     return chosen
 
 
@@ -160,7 +177,10 @@ class Worker:
             keep_freed_memory()
         torch.set_num_threads(options.threads)
         torch.manual_seed(options.seed)
-        self.objective = parse_objective(options.objective, **system.settings)
+        settings: dict[str, Any] = dict(system.settings)
+        if system.states:
+            settings |= {"states": SupervisedStates((1 / system.states,) * system.states), "equilibrium": 0.0}
+        self.objective = parse_objective(options.objective, **settings)
         length = "ctc" if "ctc" in options.objective.split("+") else "predict"
         size = {"vocab_size": options.vocabulary, "length": length}
         self.model = untrained_model(DeqNarConfig.preset(options.preset, **size, **system.fields))
@@ -281,9 +301,9 @@ def check(options: TrainingOptions) -> list[System]:
             f"--objective {options.objective}: the reference implementation supports ce and ctc, masked and glat, and "
             "cmlm without ctc; choose one of these."
         )
-    chosen = [
-        one for one in systems(options.layers, options.correction) if any(text in one.name for text in options.only)
-    ]
+    lengths = next(one for one in LENGTH_MODELS.values() if one.likelihood == objective.likelihood)
+    known = systems(options.layers, options.correction, lengths.has_sampled_loss)
+    chosen = [one for one in known if any(text in one.name for text in options.only)]
     if not chosen:
         raise ValueError(
             f"--only '{' '.join(options.only)}' matches no system; names are such as 'mixed ift; hf_deqnar'."
