@@ -29,6 +29,10 @@ An experiment is a YAML file:
         like: stacked                      # inherits from that run; settings given here override
         settings: {config: {refinement: implicit}}
         curve: [1, 2, 4, 8, 16]            # also evaluated with these values of max_nfe
+      continued:
+        like: stacked
+        settings: {teacher: null, model: "{stacked.seed}", …}         # {name.seed}: the run with the same seed
+        seeds: [1, 2]
 """
 
 import hashlib
@@ -242,6 +246,19 @@ def merge(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]
     return merged
 
 
+def with_seed(content: Any, ending: str) -> Any:
+    """Settings in which {name.seed} is the run of that name with the same seed.
+
+    >>> with_seed({"model": "{stack.seed}", "teacher": "{teacher}"}, ending=".seed43")
+    {'model': '{stack.seed43}', 'teacher': '{teacher}'}
+    """
+    if isinstance(content, str):
+        return re.sub(r"\.seed\}", f"{ending}}}", content)
+    if isinstance(content, dict):
+        return {key: with_seed(value, ending) for key, value in content.items()}
+    return [with_seed(value, ending) for value in content] if isinstance(content, list) else content
+
+
 def make_runs(name: str, entry: dict[str, Any], defaults: dict[str, Any], path: Path) -> list[ExperimentRun]:
     """The run of an entry, or one for each seed; the first seed has the plain name."""
     where = f"{path}: run '{name}'"
@@ -258,14 +275,15 @@ def make_runs(name: str, entry: dict[str, Any], defaults: dict[str, Any], path: 
     seeds, curve = entry.get("seeds"), entry.get("curve") or []
     check_integers([0] if seeds is None else seeds, 0, f"{where}: seeds")
     check_integers(curve, 1, f"{where}: curve")
-    display = {"decode": decode, "title": entry.get("title", name), "curve": curve}
+    title = entry.get("title", name)
     if seeds is None:
-        return [ExperimentRun(name, entry["verb"], settings, **display)]
-    names = [name, *(f"{name}.seed{seed}" for seed in seeds[1:])]
-    return [
-        ExperimentRun(one, entry["verb"], {**settings, "seed": seed}, **display)
-        for one, seed in zip(names, seeds, strict=True)
-    ]
+        return [ExperimentRun(name, entry["verb"], settings, decode, title, curve)]
+    runs = []
+    for number, seed in enumerate(seeds):
+        ending = f".seed{seed}" if number else ""
+        own, own_decode = with_seed(settings, ending), with_seed(decode, ending)
+        runs.append(ExperimentRun(name + ending, entry["verb"], {**own, "seed": seed}, own_decode, title, curve))
+    return runs
 
 
 def check_integers(value: Any, least: int, where: str) -> None:

@@ -362,3 +362,20 @@ def test_ngrams_and_shortlists_can_be_runs(arguments_for, in_process, tmp_path, 
     assert main([*arguments, "trigrams", "--table"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "with n-grams" in line)
     assert [cell.strip() for cell in row.split("|")][-3:] == ["", "", ""]
+
+
+def test_a_seed_continues_the_run_of_the_same_seed(arguments_for, tmp_path):
+    content = copy.deepcopy(RECIPE)
+    on = {"teacher": None, "backbone": "{stacked.seed}", "config": {"refinement": "implicit"}}
+    decode = {"": {}, "reranked": {"reranker": "{stacked.seed}"}}
+    content["runs"]["on"] = {"like": "stacked", "settings": on, "decode": decode, "seeds": [1, 2]}
+    file, *_ = arguments_for(content)
+    runs = read_experiment(Path(file), tmp_path, tmp_path / "out").runs
+    for name, start in {"on": "{stacked}", "on.seed2": "{stacked.seed2}"}.items():
+        assert runs[name].settings["backbone"] == start
+        assert runs[name].settings["train_data"] == "{distilled}"
+        assert runs[name].decode["reranked"]["reranker"] == start
+    content["runs"]["on"]["seeds"] = [1, 3]
+    file, *_ = arguments_for(content)
+    with pytest.raises(ValueError, match=r"run 'on.seed3' needs \{stacked.seed3\}, but no run above it has that name"):
+        read_experiment(Path(file), tmp_path, tmp_path / "out")
