@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .models.deqnar.implicit_gradient import GradientOptions, equilibrium
     from .models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
     from .models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline
+    from .models.ensemble.modeling_ensemble import EnsembleConfig, EnsembleForConditionalGeneration
     from .models.lstm_seq2seq.modeling_lstm_seq2seq import RecurrentConfig, RecurrentForConditionalGeneration
     from .training.arguments import DeqNarTrainingArguments
     from .training.energy_trainer import EnergyTrainer, EnergyTrainingArguments
@@ -46,6 +47,8 @@ MODULES = {
     "DeqNarTranslationPipeline": ".models.deqnar.pipeline_deqnar",
     "EnergyTrainer": ".training.energy_trainer",
     "EnergyTrainingArguments": ".training.energy_trainer",
+    "EnsembleConfig": ".models.ensemble.modeling_ensemble",
+    "EnsembleForConditionalGeneration": ".models.ensemble.modeling_ensemble",
     "FixedPoint": ".models.deqnar.fixed_point",
     "GradientOptions": ".models.deqnar.implicit_gradient",
     "Pair": ".data.parallel_text",
@@ -97,6 +100,8 @@ __all__ = [
     "DeqNarTranslationPipeline",
     "EnergyTrainer",
     "EnergyTrainingArguments",
+    "EnsembleConfig",
+    "EnsembleForConditionalGeneration",
     "FixedPoint",
     "GradientOptions",
     "Pair",

@@ -6,6 +6,7 @@ waits until the module that contains the registry is imported, by the user or by
 
 import pkgutil
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ AUTO = "transformers.models.auto"
 MODEL_REGISTRY = f"{AUTO}.modeling_auto"
 CONFIGURATION = "hf_deqnar.models.deqnar.configuration_deqnar"
 PIPELINE = "hf_deqnar.models.deqnar.pipeline_deqnar"
-MODELS = ("hf_deqnar.models.deqnar.modeling_deqnar", "hf_deqnar.models.lstm_seq2seq.modeling_lstm_seq2seq")
+LSTM = "hf_deqnar.models.lstm_seq2seq.modeling_lstm_seq2seq"
+ENSEMBLE = "hf_deqnar.models.ensemble.modeling_ensemble"
+MODELS = ("hf_deqnar.models.deqnar.modeling_deqnar", LSTM, ENSEMBLE)
+LAZY_CONFIGS = {"deqnar_recurrent": (LSTM, "RecurrentConfig"), "deqnar_ensemble": (ENSEMBLE, "EnsembleConfig")}
 
 
 def model_parts() -> list[str]:
@@ -38,13 +42,15 @@ def register() -> None:
         after_import(module, register_pipeline)
 
 
-class LazyRecurrentConfig:
-    """Stands for `RecurrentConfig` in `CONFIG_MAPPING` until it is used: its module also contains the model."""
+class LazyConfig:
+    """Stands for a configuration in `CONFIG_MAPPING` until it is used: its module also contains the model."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._place = (module, name)
 
     def __getattr__(self, name: str) -> Any:
-        from .models.lstm_seq2seq.modeling_lstm_seq2seq import RecurrentConfig
-
-        return getattr(RecurrentConfig, name)
+        module, config = self._place
+        return getattr(getattr(import_module(module), config), name)
 
 
 def register_configs() -> None:
@@ -57,8 +63,9 @@ def register_configs() -> None:
 
     AutoConfig.register(DeqNarConfig.model_type, DeqNarConfig, exist_ok=True)
     DeqNarConfig.register_for_auto_class()
-    if "deqnar_recurrent" not in CONFIG_MAPPING:
-        CONFIG_MAPPING.register("deqnar_recurrent", LazyRecurrentConfig())
+    for model_type, place in LAZY_CONFIGS.items():
+        if model_type not in CONFIG_MAPPING:
+            CONFIG_MAPPING.register(model_type, LazyConfig(*place))
 
 
 def register_models() -> None:
@@ -71,14 +78,17 @@ def register_models() -> None:
 
     from .models.deqnar.configuration_deqnar import DeqNarConfig
     from .models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration, DeqNarModel
+    from .models.ensemble.modeling_ensemble import EnsembleConfig, EnsembleForConditionalGeneration
     from .models.lstm_seq2seq.modeling_lstm_seq2seq import RecurrentConfig, RecurrentForConditionalGeneration
 
-    AutoConfig.register(RecurrentConfig.model_type, RecurrentConfig, exist_ok=True)
-    RecurrentConfig.register_for_auto_class()
+    for config in (RecurrentConfig, EnsembleConfig):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        config.register_for_auto_class()
     for auto_class, config, model in (
         (AutoModel, DeqNarConfig, DeqNarModel),
         (AutoModelForSeq2SeqLM, DeqNarConfig, DeqNarForConditionalGeneration),
         (AutoModelForSeq2SeqLM, RecurrentConfig, RecurrentForConditionalGeneration),
+        (AutoModelForSeq2SeqLM, EnsembleConfig, EnsembleForConditionalGeneration),
     ):
         auto_class.register(config, model, exist_ok=True)
         model.register_for_auto_class(auto_class.__name__)

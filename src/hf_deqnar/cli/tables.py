@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..data.parallel_text import Pair
     from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
@@ -53,9 +53,7 @@ def hold_out(items: list) -> tuple[list, list]:
     return [item for number, item in enumerate(items) if number % HELD_OUT], items[::HELD_OUT]
 
 
-def save_atomically(
-    model: "DeqNarForConditionalGeneration", tokenizer: "PreTrainedTokenizerBase", output: Path
-) -> None:
+def save_atomically(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", output: Path) -> None:
     """Save a model to a temporary folder that is renamed when it is complete."""
     unfinished = output.with_name(f"{output.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

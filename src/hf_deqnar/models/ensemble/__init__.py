@@ -1,0 +1,1 @@
+"""Several autoregressive models that translate together."""
