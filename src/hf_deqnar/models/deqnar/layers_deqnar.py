@@ -52,9 +52,13 @@ def attend(
 ) -> Tensor:
     """softmax(q·kᵀ/√d + mask)·v by transformers' attention functions, (batch, positions, width).
 
-    The weights are appended to `collected` if it is a list; only the eager function returns them.
+    The weights are appended to `collected` if it is a list; only the eager function returns them. It also replaces the
+    fused one of torch in bfloat16 on a CPU, whose result for a sentence depends on its padding.
     """
-    implementation = module.config._attn_implementation if collected is None else "eager"
+    implementation = module.config._attn_implementation
+    padding_matters = implementation == "sdpa" and query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    if collected is not None or padding_matters:
+        implementation = "eager"
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     scaling = query.shape[-1] ** -0.5
     context, weights = function(module, query, key, value, mask, scaling=scaling, dropout=0.0, is_causal=False)
