@@ -182,7 +182,7 @@ def weights_for_teacher(student: PreTrainedModel, teacher: PreTrainedConfig) -> 
 
 def _marian_layer(state_dict: dict[str, Tensor], source: str, target: str, decoder: bool) -> dict[str, Tensor]:
     """One layer: the concatenated projections of queries, keys and values are split."""
-    weights = {}
+    weights: dict[str, Tensor] = {}
     attentions = {"self_attn": ("self_attention", {"query_key_value": "qkv"})}
     if decoder:
         attentions["encoder_attn"] = ("cross_attention", {"query": "q", "key_value": "kv"})

@@ -1,8 +1,10 @@
 """Transformer layers: attention, encoder, and the decoder layer of a transition."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +50,7 @@ def eager_attention(
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, collected: list[Tensor] | None
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, collected: list[Tensor] | None
 ) -> Tensor:
     """softmax(q·kᵀ/√d + mask)·v by transformers' attention functions, (batch, positions, width).
 
@@ -108,7 +110,8 @@ class CrossAttention(nn.Module):
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the encoder states, computed once per sentence, not once per evaluation."""
-        return split_heads(self.key_value(memory), 2, self.heads)
+        key, value = split_heads(self.key_value(memory), 2, self.heads)
+        return key, value
 
     def forward(
         self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weights: list[Tensor] | None
@@ -225,7 +228,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         self_weights: list[Tensor] | None,
         cross_weights: list[Tensor] | None,
     ) -> Tensor:
-        branches = (
+        branches: tuple[Callable[[Tensor], Tensor], ...] = (
             lambda hidden: self.self_attention(hidden, canvas_mask, self_weights),
             lambda hidden: self.cross_attention(hidden, key, value, memory_mask, cross_weights),
             self.feed_forward,
