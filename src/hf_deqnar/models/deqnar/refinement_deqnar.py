@@ -167,7 +167,10 @@ class RefinementMixin:
         return replace(found, function=function)
 
     def bind(self, source: Source, canvas: Canvas) -> BoundTransition:
-        """The transition as a function of the state alone; dropout masks are drawn here."""
+        """The transition as a function of the state alone; dropout masks are drawn here.
+
+        `solve` calls it. Other code needs it only for losses at states that no solver visits (`objectives/states.py`).
+        """
         raise NotImplementedError
 
     def solver_options(self, max_nfe: int | None, tol: float | None, solver: str | None) -> dict[str, Any]:
