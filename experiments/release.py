@@ -9,8 +9,8 @@
 
 The options of the decoding become the defaults of `generate`, and its figures those of the card. Data, licence and
 limitations on the card come from `about:` in the YAML file. The folder also contains the model's code for
-`trust_remote_code`, except for the bundled model, whose code is the package. `--card` writes only the card, for a model
-that is described but not distributed. `hf-deqnar push` uploads the folder to the Hub.
+`trust_remote_code`, for the bundled model as links to the package. `--card` writes only the card, for a model that is
+described but not distributed. `hf-deqnar push` uploads the folder to the Hub.
 """
 
 import argparse
@@ -78,7 +78,9 @@ def release(options: argparse.Namespace) -> None:
     set_generation_defaults(model, experiment.figures(run.name)["decodings"][decoding]["system"])
     options.to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.to.parent) as unfinished:
-        save(model, tokenizer, Path(unfinished), half=options.half, code=not bundled)
+        save(model, tokenizer, Path(unfinished), half=options.half)
+        if bundled:
+            link_code(Path(unfinished), options.to)
         card.save(Path(unfinished) / "README.md")
         move_files(Path(unfinished), options.to)
     size = sum(file.stat().st_size for file in options.to.glob("*.safetensors"))
@@ -233,23 +235,26 @@ def set_generation_defaults(model: PreTrainedModel, system: str) -> None:
         raise ValueError(f"{next(iter(unknown))} cannot be a default of generate; choose another decoding.")
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, half: bool, code: bool) -> None:
-    """Save weights, configuration, tokenizer and, if requested, the model's code."""
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, half: bool) -> None:
+    """Save weights, configuration, tokenizer and the model's code."""
     if half:
         check_range(model)
         model.half()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    file = folder / "config.json"
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if half:
+        file = folder / "config.json"
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         config["dtype"] = "float32"  # from_pretrained loads float32 for any stored dtype
-    if not code:
-        for source in folder.glob("*.py"):
-            source.unlink()
-        for key in ("auto_map", "custom_pipelines"):  # they refer to the code
-            config.pop(key, None)
-    write_json(file, config)
+        write_json(file, config)
+
+
+def link_code(folder: Path, destination: Path) -> None:
+    """Replace the code in a folder by links to that of the package, relative to where the folder will be."""
+    package = Path(hf_deqnar.__file__).parent / "models" / "deqnar"
+    for file in folder.glob("*.py"):
+        file.unlink()
+        file.symlink_to(os.path.relpath(package / file.name, destination.resolve()))
 
 
 def check_range(model: PreTrainedModel) -> None:

@@ -188,12 +188,19 @@ def test_the_beams_of_a_teacher_are_saved(finished, tmp_path):
     assert not list((tmp_path / "teacher").glob("*.py"))
 
 
-def test_the_bundled_model_has_no_code_and_is_used_by_default(finished, tmp_path, monkeypatch, capsys):
+def test_the_bundled_model_has_links_to_the_code_of_the_package_and_is_used_by_default(
+    finished, tmp_path, monkeypatch, capsys
+):
     bundled = tmp_path / "bundled"
     monkeypatch.setattr(hf_deqnar, "PRETRAINED", str(bundled))
     assert main(finished("implicit", bundled, "--half")) == 0
-    assert {file.suffix for file in bundled.iterdir()} == {".json", ".safetensors", ".md"}
-    assert not {"auto_map", "custom_pipelines"} & set(json.loads((bundled / "config.json").read_text()))
+    code = {file.name: file for file in bundled.glob("*.py")}
+    assert "modeling_deqnar.py" in code
+    for name, file in code.items():
+        assert file.is_symlink()
+        assert not Path(os.readlink(file)).is_absolute()
+        assert file.resolve() == Path(hf_deqnar.__file__).parent / "models" / "deqnar" / name
+    assert json.loads((bundled / "config.json").read_text())["auto_map"]["AutoModelForSeq2SeqLM"] == CODE
     capsys.readouterr()
     (block,) = blocks(ModelCard.load(bundled / "README.md"))
     exec(block, {})

@@ -31,7 +31,7 @@ class CardContent:
         figures: of `hf-deqnar evaluate`; BLEU and chrF become metadata.
         parameters: number of trained parameters.
         half: whether the weights are stored in half precision.
-        bundled: whether it is the model that is installed with the package, whose folder contains no code.
+        bundled: whether it is the model that is installed with the package.
     """
 
     title: str

@@ -9,7 +9,9 @@
     sentence    only of CTC models that are not `explicit`: one graph for a single sentence (`sentence.py`)
 
 In a model with a shortlist, graphs that predict tokens also take the shortlist as input.
-Rows, source and canvas are dynamic axes of all graphs. The runtime that solves with them is in `runtime.py`.
+Rows, source and canvas are dynamic axes of all graphs. The runtime that solves with them is in `runtime.py`; its core
+has the same `prepare`, `lay_out` and `solve` as a model in torch. Graphs call what these consist of: `encode_source`,
+`inject` and the transition. A graph can contain neither checks of values nor a solver.
 """
 
 import copy

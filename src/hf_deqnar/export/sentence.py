@@ -3,7 +3,8 @@
 For one sentence the overhead of calling several graphs is as long as the graphs themselves. This graph joins them: a
 loop repeats z ← f(z) until the residual is below the tolerance. There is a single row and no padding, hence no masks.
 The loop is Picard iteration, which all solvers are for two evaluations; it ends early if the residual does not
-decrease, then the runtime uses the general solver.
+decrease, then the runtime uses the general solver. As in `graphs.py`, the parts call `encode_source`, `inject` and the
+transition instead of `prepare`, `lay_out` and `solve`, whose checks of values cannot be exported.
 
     opening   tokens → z = 0, u, keys and values of every decoder layer
     step      z, u, keys, values → f(z), ‖f(z) − z‖ / ‖f(z)‖

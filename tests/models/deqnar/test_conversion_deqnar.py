@@ -90,6 +90,8 @@ def test_unsupported_teacher_is_refused(tokenizer):
     t5 = T5(T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
     with pytest.raises(ValueError, match="converts marian and bart models, .* a t5 .*hf-deqnar distill"):
         DeqNarForConditionalGeneration.from_teacher(t5, tokenizer)
+    with pytest.raises(ValueError, match="from_backbone starts from a deqnar model"):
+        DeqNarForConditionalGeneration.from_teacher(small_model(), tokenizer)
     with pytest.raises(TypeError, match="The teacher is a int; give a transformers model, a directory or a hub id"):
         DeqNarForConditionalGeneration.from_teacher(3, tokenizer)
     with pytest.raises(ValueError, match="The teacher is a MarianMTModel object; give its tokenizer as well"):

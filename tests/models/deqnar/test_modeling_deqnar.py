@@ -124,6 +124,16 @@ def test_eager_and_fused_attention_agree(refinement):
         torch.testing.assert_close(model(input_ids=tokens).logits, fused)
 
 
+def test_padding_does_not_change_encoder_states_in_bfloat16():
+    sentences = random_sentences(12)
+    model, tokens = small_model(torch.bfloat16), padded(sentences, extra=3)
+    with torch.no_grad():
+        batched = model.get_encoder()(tokens, tokens != PAD).last_hidden_state
+        for row, sentence in enumerate(sentences):
+            single = model.get_encoder()(torch.tensor([sentence])).last_hidden_state[0]
+            assert torch.equal(batched[row, : len(sentence)], single)
+
+
 @pytest.mark.parametrize("weight_norm", ["none", "weight", "spectral"])
 @pytest.mark.parametrize("kind", ["one_step", "phantom", "ift", "unrolled"])
 def test_gradient_checkpointing_does_not_change_gradients(kind, weight_norm):

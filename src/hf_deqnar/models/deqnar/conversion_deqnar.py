@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .configuration_deqnar import DeqNarConfig
+from .configuration_deqnar import DeqNarConfig, is_deqnar
 
 logger = logging.get_logger(__name__)
 
@@ -61,6 +61,8 @@ def load_teacher_and_tokenizer(
 
 def check_convertible(teacher: PreTrainedConfig) -> None:
     """Raise ValueError for a teacher whose layers cannot be converted."""
+    if is_deqnar(teacher):
+        raise ValueError("from_teacher converts an autoregressive model; from_backbone starts from a deqnar model.")
     if teacher.model_type not in CONVERTIBLE_TYPES:
         raise ValueError(
             f"from_teacher converts {' and '.join(CONVERTIBLE_TYPES)} models, and the layers of a {teacher.model_type} "
@@ -180,7 +182,7 @@ def weights_for_teacher(student: PreTrainedModel, teacher: PreTrainedConfig) -> 
 
 def _marian_layer(state_dict: dict[str, Tensor], source: str, target: str, decoder: bool) -> dict[str, Tensor]:
     """One layer: the concatenated projections of queries, keys and values are split."""
-    weights = {}
+    weights: dict[str, Tensor] = {}
     attentions = {"self_attn": ("self_attention", {"query_key_value": "qkv"})}
     if decoder:
         attentions["encoder_attn"] = ("cross_attention", {"query": "q", "key_value": "kv"})

@@ -1,8 +1,10 @@
 """Transformer layers: attention, encoder, and the decoder layer of a transition."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +55,17 @@ def eager_attention(
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, collected: list[Tensor] | None
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, collected: list[Tensor] | None
 ) -> Tensor:
     """softmax(q·kᵀ/√d + mask)·v by transformers' attention functions, (batch, positions, width).
 
-    The weights are appended to `collected` if it is a list; only the eager function returns them.
+    The weights are appended to `collected` if it is a list; only the eager function returns them. It also replaces the
+    fused one of torch in bfloat16 on a CPU, whose result for a sentence depends on its padding.
     """
-    implementation = module.config._attn_implementation if collected is None else "eager"
+    implementation = module.config._attn_implementation
+    padding_matters = implementation == "sdpa" and query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    if collected is not None or padding_matters:
+        implementation = "eager"
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     scaling = query.shape[-1] ** -0.5
     context, weights = function(module, query, key, value, mask, scaling=scaling, dropout=0.0, is_causal=False)
@@ -109,7 +115,8 @@ class CrossAttention(nn.Module):
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the encoder states, computed once per sentence, not once per evaluation."""
-        return split_heads(self.key_value(memory), 2, self.heads)
+        key, value = split_heads(self.key_value(memory), 2, self.heads)
+        return key, value
 
     def forward(
         self, hidden: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, weights: list[Tensor] | None
@@ -226,7 +233,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         self_weights: list[Tensor] | None,
         cross_weights: list[Tensor] | None,
     ) -> Tensor:
-        branches = (
+        branches: tuple[Callable[[Tensor], Tensor], ...] = (
             lambda hidden: self.self_attention(hidden, canvas_mask, self_weights),
             lambda hidden: self.cross_attention(hidden, key, value, memory_mask, cross_weights),
             self.feed_forward,

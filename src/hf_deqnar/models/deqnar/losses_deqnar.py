@@ -118,12 +118,12 @@ def score_targets(features: Tensor, mask: Tensor, weight: Tensor, words: Tensor)
     tokens = torch.zeros(mask.shape, dtype=torch.long, device=mask.device)
     shape = (*mask.shape, words.shape[1])
     own = torch.zeros(shape, dtype=torch.promote_types(features.dtype, torch.float32), device=mask.device)
-    best, kept = [], []
+    best, own_log_probs = [], []
     for part in _chunks(len(packed), weight.shape[0]):
         logits = _logits(packed[part], weight)
         best.append(likeliest(logits))
-        kept.append(logits.gather(1, words[row[part]]) - logits.logsumexp(dim=-1, keepdim=True))
-    tokens[mask], own[mask] = torch.cat(best), torch.cat(kept)
+        own_log_probs.append(logits.gather(1, words[row[part]]) - logits.logsumexp(dim=-1, keepdim=True))
+    tokens[mask], own[mask] = torch.cat(best), torch.cat(own_log_probs)
     return TargetScores(tokens, own)
 
 
@@ -230,7 +230,7 @@ class _LinearLoss(Function):
 
     @staticmethod
     def start(ctx: Any, features: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Room for the gradients, None where they are not needed."""
+        """Zeros to which the gradients are added; None where none is needed."""
         dtype = torch.promote_types(features.dtype, torch.float32)
         wanted = ctx.needs_input_grad
         return (

@@ -58,7 +58,7 @@ class DeqNarTranslationPipeline(Pipeline):
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         if named is not None:
             languages = {"src_lang": src_lang or named["source"], "tgt_lang": tgt_lang or named["target"]}
-        preprocessing = {name: language for name, language in languages.items() if language is not None}
+        preprocessing: dict[str, Any] = {name: language for name, language in languages.items() if language is not None}
         if truncation is not None:
             preprocessing["truncation"] = truncation
         postprocessing = {}
@@ -142,7 +142,8 @@ class DeqNarTranslationPipeline(Pipeline):
         if bool(output["is_empty"][0]):  # the translation of the placeholder is ignored
             nothing = {"translation_token_ids": torch.tensor([self.tokenizer.pad_token_id])}
             return [nothing if return_tensors else {"translation_text": ""} for _ in range(count)]
-        records, texts = [], set()
+        records: list[dict[str, Any]] = []
+        texts: set[str] = set()
         for index, tokens in enumerate(output["sequences"][0]):
             text = self.tokenizer.decode(
                 tokens, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces

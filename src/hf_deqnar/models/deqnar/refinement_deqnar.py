@@ -87,6 +87,11 @@ class Canvas:
 class RefinementMixin:
     """For a module with a `config` and a `transition`, and with `bind`, which makes the latter a function of z."""
 
+    config: Any
+    transition: Any
+    training: bool
+    is_gradient_checkpointing: bool
+
     @property
     def length_model(self) -> LengthModel:
         """How the length of a canvas is chosen, what is trained on it and how it is read."""
@@ -162,7 +167,10 @@ class RefinementMixin:
         return replace(found, function=function)
 
     def bind(self, source: Source, canvas: Canvas) -> BoundTransition:
-        """The transition as a function of the state alone; dropout masks are drawn here."""
+        """The transition as a function of the state alone; dropout masks are drawn here.
+
+        `solve` calls it. Other code needs it only for losses at states that no solver visits (`objectives/states.py`).
+        """
         raise NotImplementedError
 
     def solver_options(self, max_nfe: int | None, tol: float | None, solver: str | None) -> dict[str, Any]:
@@ -194,11 +202,13 @@ class RefinementMixin:
         self, input_ids: Tensor | None, attention_mask: Tensor | None, encoder_outputs: BaseModelOutput | None
     ) -> Tensor:
         """The mask of the source, (batch, source), after checking that no row is empty."""
-        if input_ids is None and (encoder_outputs is None or attention_mask is None):
+        if input_ids is not None:
+            shape = input_ids.shape
+            attention_mask = input_ids != self.config.pad_token_id if attention_mask is None else attention_mask
+        elif encoder_outputs is not None and attention_mask is not None:
+            shape = encoder_outputs[0].shape[:2]
+        else:
             raise ValueError("Give input_ids, or encoder_outputs together with the attention_mask they belong to.")
-        if attention_mask is None:
-            attention_mask = input_ids != self.config.pad_token_id
-        shape = input_ids.shape if input_ids is not None else encoder_outputs[0].shape[:2]
         if attention_mask.shape != shape:
             raise ValueError(f"The source is {tuple(shape)} but its mask is {tuple(attention_mask.shape)}.")
         return self._check_mask(attention_mask.bool(), "source")

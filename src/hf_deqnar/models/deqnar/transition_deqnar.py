@@ -373,9 +373,9 @@ def draw_dropout_mask(like: Tensor, shape: tuple[int, ...], dropout: float) -> T
     if like.device.type != "cpu":
         return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - dropout).div_(1 - dropout)
     count, levels = math.prod(shape), 2**16
-    kept = max(1, round((1 - dropout) * levels))
+    valid = max(1, round((1 - dropout) * levels))
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    return (draws[:count].view(shape) <= kept - 1 - levels // 2).to(like.dtype).mul_(levels / kept)
+    return (draws[:count].view(shape) <= valid - 1 - levels // 2).to(like.dtype).mul_(levels / valid)
 
 
 @dataclass
