@@ -34,10 +34,16 @@ def translate(options: TranslationArguments) -> int:
     if options.model is None:
         options.model = bundled_model()
     model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
-    pipeline = DeqNarTranslationPipeline(model=model, tokenizer=tokenizer, task="translation", device=model.device)
+    pipeline = DeqNarTranslationPipeline(
+        model=model,
+        tokenizer=tokenizer,
+        task="translation",
+        device=model.device,
+        split_sentences=not options.no_split_sentences,
+    )
     settings = generate_settings(options, model)
     where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"
-    pipeline(".", **settings)  # raises the error for invalid options once, before any line is read
+    pipeline("A", **settings)  # raises the error for invalid options once, before any line is read
     failures = 0
     total = None
     if options.input is not None:
@@ -125,7 +131,8 @@ def translate_lines(
     for line in lines:
         if line.problem is None:
             try:
-                pipeline.preprocess(line.text)
+                for _ in pipeline.preprocess(line.text, **pipeline._preprocess_params):
+                    pass  # raises ValueError for text that cannot be translated
             except ValueError as error:
                 line.problem = str(error)
     if options.watch:
@@ -133,7 +140,7 @@ def translate_lines(
         for line in lines:
             if line.problem is None and clean_text(line.text):
                 print(clean_text(line.text), flush=True)
-    records = iter(translate_valid(pipeline, [line for line in lines if line.problem is None], settings))
+    records = iter(translate_valid(pipeline, [line for line in lines if line.problem is None], settings, options))
     for line in lines:
         if line.problem is not None:
             print(f"hf-deqnar translate: {where}, line {line.number}: {line.problem}", file=sys.stderr)
@@ -144,21 +151,25 @@ def translate_lines(
     return sum(line.problem is not None for line in lines)
 
 
-def translate_valid(pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict) -> list[list[dict]]:
+def translate_valid(
+    pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict, options: TranslationArguments
+) -> list[list[dict]]:
     """Translate lines together, or one by one if the batch fails; a line that fails gets a problem."""
     texts = [line.text for line in lines]
     try:
-        return pipeline(texts, batch_size=len(texts), **settings) if texts else []
+        return pipeline(texts, batch_size=1 if options.watch else options.batch_size, **settings) if texts else []
     except ValueError as error:
         if len(lines) == 1:
             lines[0].problem = str(error)
             return []
-        return [record for line in lines for record in translate_valid(pipeline, [line], settings)]
+        return [record for line in lines for record in translate_valid(pipeline, [line], settings, options)]
 
 
 def show(line: Line, translations: list[dict], options: TranslationArguments) -> None:
     if options.watch and clean_text(line.text):
-        print(f"      {summarise(translations[0])}\n", flush=True)  # the streamer has printed the text
+        if "nfe" not in translations[0]:  # otherwise the streamer has printed the text
+            print(f"  =>  {translations[0]['translation_text']}")
+        print(f"      {summarise(translations[0])}\n", flush=True)
         return
     for rank, translation in enumerate(translations, start=1):
         text = translation.pop("translation_text")
@@ -175,6 +186,8 @@ def show(line: Line, translations: list[dict], options: TranslationArguments) ->
 
 def summarise(figures: dict) -> str:
     """Evaluations and residual of a translation."""
+    if "nfe" not in figures:
+        return "copied, because there is nothing to translate"
     count = f"{figures['nfe']} evaluation{'' if figures['nfe'] == 1 else 's'} of the decoder"
     if "residual" not in figures:
         return f"translated in {count}"

@@ -108,7 +108,64 @@ def test_empty_text_translates_to_empty_text(saved, text):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["😀🎉", "שלום עולם", "日本語のテキスト", "a\x07b\x00c", "x" * 40, "ﷺ\u202e!"])
+def test_sentences_of_a_text_are_translated_separately_and_joined(saved):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    first, second, third = (translate(sentence)[0]["translation_text"] for sentence in ENGLISH[:3])
+    text = f"  {ENGLISH[0]}  {ENGLISH[1]}\n\n\t{ENGLISH[2]} "
+    for options in ({}, {"batch_size": 1}, {"batch_size": 2}):
+        assert translate(text, **options) == [{"translation_text": f"{first}  {second}\n\n\t{third}"}]
+    assert translate([ENGLISH[3], text, ""], batch_size=4)[1] == translate(text)[0]
+    assert list(translate((one for one in [text, ENGLISH[0]]), batch_size=3)) == [
+        translate(text),
+        translate(ENGLISH[0]),
+    ]
+    batch = translate.tokenizer(text.replace("\n", " ").replace("\t", " ").strip(), return_tensors="pt")
+    together = translate.tokenizer.decode(translate.model.generate(**batch)[0], skip_special_tokens=True).strip()
+    assert translate(text, split_sentences=False) == [{"translation_text": together}] != translate(text)
+
+
+def test_segments_have_offsets_and_figures_of_the_text_are_joined(saved):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    text = f"{ENGLISH[0]} 😀 {ENGLISH[1]}"
+    (answer,) = translate(text, return_segments=True, return_figures=True)
+    parts = answer["segments"]
+    assert [text[one["source_start"] : one["source_end"]] for one in parts] == [ENGLISH[0], "😀", ENGLISH[1]]
+    single = [translate(sentence, return_figures=True)[0] for sentence in ENGLISH[:2]]
+    targets = [answer["translation_text"][one["target_start"] : one["target_end"]] for one in parts]
+    assert targets == [single[0]["translation_text"], "😀", single[1]["translation_text"]]
+    assert answer["nfe"] == sum(one["nfe"] for one in single)
+    assert answer["residual"] == pytest.approx(max(one["residual"] for one in single), abs=1e-5)
+    assert answer["converged"] == all(one["converged"] for one in single)
+    low, high = sorted(one["score"] for one in single)
+    assert low <= answer["score"] <= high
+    assert "nfe" not in parts[1]
+
+
+def test_nbest_lists_of_texts_combine_those_of_their_sentences(saved):
+    translate = pipeline("translation", model=str(saved["predict"]), length_beams=4, num_return_sequences=3)
+    lists = [[one["translation_text"] for one in translate(sentence)] for sentence in ENGLISH[:2]]
+    expected = [" ".join(several[min(rank, len(several) - 1)] for several in lists) for rank in range(3)]
+    assert [one["translation_text"] for one in translate(" ".join(ENGLISH[:2]))] == expected
+
+
+@pytest.mark.parametrize("text", ["12,345.60", "😀🎉", "https://example.org/a?b=c", "someone@example.org", "— … !"])
+def test_text_without_words_is_copied(saved, text):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    assert translate(text) == [{"translation_text": text}]
+    assert translate([ENGLISH[0], text], batch_size=2) == [translate(ENGLISH[0])[0], {"translation_text": text}]
+
+
+@pytest.mark.parametrize("text", ["word " * 2000, "x" * 10_000, "😀x" * 5000, "word, " * 1700, "Is it? " * 1400])
+def test_a_text_of_ten_thousand_characters_is_translated_in_parts_that_fit(saved, text):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    encoded = list(translate.preprocess(text))
+    assert max(one["input_ids"].shape[1] for one in encoded) <= 64
+    covered = "".join(text[one["piece"].segment.start : one["piece"].segment.end] for one in encoded)
+    assert "".join(covered.split()) == "".join(text.split())
+    assert translate(text[:500])[0]["translation_text"]
+
+
+@pytest.mark.parametrize("text", ["😀🎉 a", "שלום עולם", "日本語のテキスト", "a\x07b\x00c", "x" * 40, "ﷺ\u202e!"])
 def test_any_writing_system_is_translated(saved, text):
     (answer,) = pipeline("translation", model=str(saved["ctc"]))(text)
     assert isinstance(answer["translation_text"], str)
@@ -121,7 +178,7 @@ def test_control_characters_are_replaced_by_spaces():
 def test_too_long_texts_and_other_types_are_refused(saved):
     translate = pipeline("translation", model=str(saved["ctc"]))
     with pytest.raises(ValueError, match="tokens is too long: this model supports 64"):
-        translate("word " * 2000)
+        translate("word " * 2000, split_sentences=False)
     with pytest.raises(ValueError, match="Only text can be translated.*int"):
         translate([1, 2])
 
@@ -182,11 +239,11 @@ def test_task_prefix_is_added_for_t5(tokenizer):
     model.config.prefix = "translate English to German: "
     translate = pipeline("translation", model=model, tokenizer=tokenizer)
     expected = tokenizer("translate English to German: A man.", return_tensors="pt")["input_ids"]
-    assert torch.equal(translate.preprocess("A man.")["input_ids"], expected)
+    assert torch.equal(next(translate.preprocess("A man."))["input_ids"], expected)
     model.config.task_specific_params = {"translation_en_to_fr": {"prefix": "translate English to French: "}}
     french = tokenizer("translate English to French: A man.", return_tensors="pt")["input_ids"]
-    assert torch.equal(translate.preprocess("A man.", src_lang="en", tgt_lang="fr")["input_ids"], french)
-    assert torch.equal(translate.preprocess("A man.", src_lang="en", tgt_lang="de")["input_ids"], expected)
+    assert torch.equal(next(translate.preprocess("A man.", src_lang="en", tgt_lang="fr"))["input_ids"], french)
+    assert torch.equal(next(translate.preprocess("A man.", src_lang="en", tgt_lang="de"))["input_ids"], expected)
 
 
 def test_languages_are_passed_to_a_multilingual_tokenizer(tokenizer):
