@@ -102,7 +102,7 @@ def test_a_finished_model_is_not_overwritten_and_two_runs_do_not_share_a_folder(
         assert f"{tmp_path / 'teacher' / 'run.json'} is damaged (" in capsys.readouterr().err
     (tmp_path / "teacher" / "run.json").unlink()
     assert main(arguments) == 2
-    assert "holds a model or checkpoints of something else" in capsys.readouterr().err
+    assert "contains a model or checkpoints of another run" in capsys.readouterr().err
 
 
 def test_few_positions_are_enough_for_validation(arguments):

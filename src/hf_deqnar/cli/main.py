@@ -9,6 +9,7 @@ import hf_deqnar
 
 from . import (
     bench,
+    calibrate,
     distill,
     energy,
     evaluate,
@@ -35,6 +36,7 @@ VERBS = {
     "export": export,
     "shortlist": shortlist,
     "ngrams": ngrams,
+    "calibrate": calibrate,
     "push": push,
 }
 

@@ -79,8 +79,13 @@ class TranslationArguments:
         default=None, metadata={"help": "Seq2seq model with the same vocabulary that selects the best candidate."}
     )
     nbest: int = field(default=1, metadata={"help": "Translations per sentence, printed as line, rank and text."})
+    quality: bool = field(
+        default=False,
+        metadata={"help": "Print an estimate of the quality, from 0 to 1, before every translation."},
+    )
     jsonl: bool = field(
-        default=False, metadata={"help": "Print one JSON object a line: text, nfe, residual, converged, score."}
+        default=False,
+        metadata={"help": "Print one JSON object a line: text, nfe, residual, converged, score, quality, words."},
     )
     watch: bool = field(
         default=False, metadata={"help": "Print the draft after every evaluation that changes it, until it converges."}

@@ -17,10 +17,12 @@ from transformers import (
 import hf_deqnar
 from hf_deqnar import DeqNarGenerationConfig
 from hf_deqnar.data.tokenizer import train_tokenizer
+from hf_deqnar.models.deqnar.quality import pack_log_probs
 from hf_deqnar.models.deqnar.text import clean_text
 
 from ...conftest import SENTENCES
 from .test_generation_deqnar import reranker
+from .test_quality import make_quality
 
 ENGLISH = [english for english, _ in SENTENCES]
 
@@ -193,6 +195,48 @@ def test_an_autoregressive_model_uses_the_same_pipeline(tokenizer, tmp_path):
     assert translate(ENGLISH[0], num_beams=2, max_length=9) == [{"translation_text": expected}]
     with pytest.raises(ValueError, match="return_figures needs a deqnar model, not marian"):
         translate(ENGLISH[0], return_figures=True)
+
+
+def test_quality_of_texts_and_words(saved, tokenizer):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    with pytest.raises(ValueError, match="this model has no quality estimate; fit one with hf-deqnar calibrate"):
+        translate(ENGLISH[0], return_quality=True)
+    translate.model.generation_config.update(quality=make_quality(len(tokenizer)))
+    single = [translate(sentence, return_quality=True)[0] for sentence in ENGLISH[:2]]
+    batch = tokenizer(ENGLISH[0], return_tensors="pt")
+    out = translate.model.generate(**batch, return_dict_in_generate=True)
+    assert single[0]["quality"] == pytest.approx(float(out.quality), abs=1e-5)
+    text = f"{ENGLISH[0]} 😀\n{ENGLISH[1]}"
+    (answer,) = translate(text, return_quality=True, return_segments=True)
+    assert list(answer) == ["translation_text", "quality", "words", "segments"]
+    low, high = sorted(one["quality"] for one in single)
+    assert low <= answer["quality"] <= high
+    words = [answer["translation_text"][one["start"] : one["end"]] for one in answer["words"] if one["end"]]
+    assert words == [word for part in single for word in part["translation_text"].split()]
+    qualities = [one["quality"] for part in single for one in part["words"]]
+    assert [one["quality"] for one in answer["words"]] == pytest.approx(qualities, abs=1e-5)
+    assert [one.get("quality") for one in answer["segments"]] == [
+        pytest.approx(single[0]["quality"], abs=1e-5), None, pytest.approx(single[1]["quality"], abs=1e-5)
+    ]  # fmt: skip
+    for nothing in ("", "😀 123"):
+        assert translate(nothing, return_quality=True) == [{"translation_text": nothing, "quality": 0.0, "words": []}]
+
+
+def test_text_in_another_language_is_warned_of(saved, tokenizer, caplog):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    known = tokenizer([sentence.capitalize() for sentence in ENGLISH])["input_ids"]
+    log_probs = torch.full((len(tokenizer),), -12.0)
+    log_probs[[token for row in known for token in row]] = -3.0
+    quality = {**make_quality(len(tokenizer)), "source_log_probs": pack_log_probs(log_probs), "unfamiliar": [-6.0, 0.0]}
+    translate.model.generation_config.update(quality=quality)
+    translate([ENGLISH[0], ENGLISH[1].upper(), "A.", "123456789"])
+    assert "does not look like" not in caplog.text
+    translate(f"{ENGLISH[0]} WXYZ wxyz wxyz!")
+    message = "A text does not look like the source language of this model: 'WXYZ wxyz wxyz!'."
+    assert message in caplog.text
+    caplog.clear()
+    translate("WXYZ wxyz wxyz!", warn_unfamiliar=False)
+    assert "does not look like" not in caplog.text
 
 
 def test_a_reranker_of_another_vocabulary_is_refused_even_if_it_is_as_large(saved, tokenizer, tmp_path):

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 from transformers.pipelines.base import ChunkPipeline
+from transformers.utils import logging
 
 from .configuration_deqnar import is_deqnar
+from .quality import Familiarity, words_of
 from .reranking import check_same_tokens
 from .sentence_splitting import Segment, is_copied, split_long, split_sentences
 from .text import check_length, longest_source, replace_controls, source_prefix
+
+logger = logging.get_logger(__name__)
 
 TASK = "translation"
 TASK_WITH_LANGUAGES = re.compile(r"translation_(?P<source>\w+?)_to_(?P<target>\w+)")
@@ -62,7 +66,9 @@ class DeqNarTranslationPipeline(ChunkPipeline):
         split_sentences: bool | None = None,
         return_segments: bool | None = None,
         return_figures: bool | None = None,
+        return_quality: bool | None = None,
         return_tensors: bool | None = None,
+        warn_unfamiliar: bool | None = None,
         truncation: bool | str | None = None,
         clean_up_tokenization_spaces: bool | None = None,
         **generate_options: Any,
@@ -76,6 +82,11 @@ class DeqNarTranslationPipeline(ChunkPipeline):
             return_segments: add `segments` to every translation: the offsets of every sentence in the source and in the
                 translation, and with return_figures its figures.
             return_figures: add `nfe`, `residual`, `converged` and `score` to every translation.
+            return_quality: add `quality`, an estimate from 0 to 1, to every translation (the chrF / 100 that is
+                expected of it; 0 if nothing is translated), and `words` with the offsets and the quality of each word
+                (the probability that a reference has it). For models on which `hf-deqnar calibrate` was run.
+            warn_unfamiliar: log a warning if a text does not look like the source language; by default True. For models
+                on which `hf-deqnar calibrate` was run.
             return_tensors: return `translation_token_ids` instead of `translation_text`.
             truncation: truncate a sentence that is too long instead of splitting it or raising an error.
         """
@@ -88,14 +99,19 @@ class DeqNarTranslationPipeline(ChunkPipeline):
             preprocessing["truncation"] = truncation
         if split_sentences is not None:
             preprocessing["split"] = split_sentences
+        if warn_unfamiliar is not None:
+            preprocessing["warn"] = warn_unfamiliar
         given = {
             "return_segments": return_segments,
             "return_tensors": return_tensors,
             "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
         }
         postprocessing = {name: value for name, value in given.items() if value is not None}
-        if return_figures is not None:
-            generate_options["return_figures"] = return_figures
+        for name, value in (("return_figures", return_figures), ("return_quality", return_quality)):
+            if value is not None:
+                generate_options[name] = value
+        if return_quality is not None:
+            postprocessing["return_quality"] = return_quality
         return preprocessing, generate_options, postprocessing
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:
@@ -123,6 +139,7 @@ class DeqNarTranslationPipeline(ChunkPipeline):
         tgt_lang: str | None = None,
         truncation: bool | str = False,
         split: bool = True,
+        warn: bool = True,
     ) -> Iterator[dict[str, Any]]:
         """Model inputs of every segment of a text."""
         if not isinstance(text, str):
@@ -153,21 +170,42 @@ class DeqNarTranslationPipeline(ChunkPipeline):
             encoded = {name: value for name, value in encoded.items() if name != "token_type_ids"}
             check_length(encoded["input_ids"].shape[1], self.model.config)
             piece = Piece(text, segment, copied)
+            if warn and self.is_unfamiliar(encoded["input_ids"][0], piece):
+                logger.warning(f"A text does not look like the source language of this model: {shortened(part)!r}.")
+                warn = False  # once for a text
             yield {**encoded, "piece": piece, "is_last": index == len(segments) - 1}
 
-    def _forward(self, model_inputs: dict[str, Any], return_figures: bool = False, **options: Any) -> dict[str, Any]:
+    def is_unfamiliar(self, tokens: torch.Tensor, piece: Piece) -> bool:
+        """Whether a segment does not look like the source language, if the model knows what that looks like."""
+        quality = getattr(self.model.generation_config, "quality", None)
+        if quality is None or piece.copied is not None:
+            return False
+        familiarity = Familiarity(quality)
+        if not familiarity.is_unfamiliar(tokens):
+            return False
+        text = piece.text[piece.segment.start : piece.segment.end]
+        if not text.isupper():
+            return True
+        return familiarity.is_unfamiliar(self.tokenizer(text.capitalize(), return_tensors="pt")["input_ids"][0])
+
+    def _forward(
+        self, model_inputs: dict[str, Any], return_figures: bool = False, return_quality: bool = False, **options: Any
+    ) -> dict[str, Any]:
         inputs = dict(model_inputs)
         passed = {name: inputs.pop(name) for name in ("piece", "is_last")}
         pieces = passed["piece"] if isinstance(passed["piece"], list) else [passed["piece"]]
         if isinstance(inputs.get("forced_bos_token_id"), list):  # one for each row of a batch
             inputs["forced_bos_token_id"] = inputs["forced_bos_token_id"][0]
         deqnar = is_deqnar(self.model.config)
-        if return_figures and not deqnar:
-            raise ValueError(f"return_figures needs a deqnar model, not {self.model.config.model_type}.")
+        for name, requested in (("return_figures", return_figures), ("return_quality", return_quality)):
+            if requested and not deqnar:
+                raise ValueError(f"{name} needs a deqnar model, not {self.model.config.model_type}.")
         settings = self._prepare_generate_kwargs(options) if not deqnar else {**self._generate_kwargs, **options}
         if deqnar:
             check_named_reranker(self.tokenizer, self.model, settings)
-        if deqnar and return_figures:
+        if return_quality and requested_option("quality", self.model, settings) is None:
+            raise ValueError("return_quality: this model has no quality estimate; fit one with hf-deqnar calibrate.")
+        if return_figures or return_quality:
             settings["return_dict_in_generate"] = True
         rows, count = len(pieces), requested_option("num_return_sequences", self.model, settings) or 1
         counts = torch.full((rows,), count)
@@ -179,16 +217,19 @@ class DeqNarTranslationPipeline(ChunkPipeline):
         result = self.model.generate(**inputs, **settings)
         sequences = result if isinstance(result, torch.Tensor) else result.sequences
         output = {"sequences": sequences.reshape(rows, -1, sequences.shape[-1]), "count": counts}
-        if return_figures:
-            for name in FIGURES:
-                if getattr(result, name) is not None:
-                    output[name] = getattr(result, name).reshape(rows, -1)
+        names = [*(FIGURES if return_figures else ()), *(("quality",) if return_quality else ())]
+        for name in names:
+            if getattr(result, name) is not None:
+                output[name] = getattr(result, name).reshape(rows, -1)
+        if return_quality:
+            output["token_quality"] = result.token_quality.reshape(output["sequences"].shape)
         return {**output, **passed}
 
     def postprocess(
         self,
         outputs: list[dict[str, Any]],
         return_segments: bool = False,
+        return_quality: bool = False,
         return_tensors: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
@@ -202,7 +243,7 @@ class DeqNarTranslationPipeline(ChunkPipeline):
         records, texts = [], set()
         for rank in range(max(map(len, translations))):
             selected = [several[min(rank, len(several) - 1)] for several in translations]
-            text, segments = join(pieces, selected)
+            text, segments, words = join(pieces, selected)
             if text in texts and text:  # an empty text has as many translations as others
                 continue
             texts.add(text)
@@ -211,6 +252,8 @@ class DeqNarTranslationPipeline(ChunkPipeline):
                 records.append({"translation_token_ids": parts[0] if len(parts) == 1 else torch.cat(parts)})
                 continue
             record = {"translation_text": text, **joined_figures(selected)}
+            if return_quality:
+                record = {**record, "quality": record.get("quality", 0.0), "words": words}
             records.append({**record, "segments": segments} if return_segments else record)
         return records
 
@@ -219,7 +262,8 @@ class DeqNarTranslationPipeline(ChunkPipeline):
         piece, padding = output["piece"], self.tokenizer.pad_token_id
         if piece.copied is not None:
             tokens = torch.tensor(self.tokenizer(piece.copied, add_special_tokens=False)["input_ids"] or [padding])
-            return [{"text": piece.copied, "tokens": tokens, "size": 0, "figures": {}}] * (1 if piece.copied else count)
+            copy = {"text": piece.copied, "tokens": tokens, "size": 0, "figures": {}, "words": []}
+            return [copy] * (1 if piece.copied else count)
         found, texts = [], set()
         for index, tokens in enumerate(output["sequences"][0]):
             text = self.tokenizer.decode(
@@ -228,14 +272,20 @@ class DeqNarTranslationPipeline(ChunkPipeline):
             if text in texts or len(texts) == count:
                 continue
             texts.add(text)
-            figures = {name: output[name][0][index].item() for name in FIGURES if name in output}
-            found.append({"text": text, "tokens": tokens, "size": int((tokens != padding).sum()), "figures": figures})
+            figures = {name: output[name][0][index].item() for name in JOINED if name in output}
+            size = int((tokens != padding).sum())
+            words = []
+            if "token_quality" in output:
+                words = word_qualities(self.tokenizer, text, tokens[:size], output["token_quality"][0][index][:size])
+            found.append({"text": text, "tokens": tokens, "size": size, "figures": figures, "words": words})
         return found
 
 
-def join(pieces: list[Piece], translations: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The text of all translations with the white space between the sources, and the segments with their offsets."""
-    text, segments = "", []
+def join(
+    pieces: list[Piece], translations: list[dict[str, Any]]
+) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The text of all translations with the white space between the sources, and segments and words with offsets."""
+    text, segments, words = "", [], []
     for index, (piece, translation) in enumerate(zip(pieces, translations, strict=True)):
         if index:
             before = pieces[index - 1].segment.end
@@ -247,9 +297,31 @@ def join(pieces: list[Piece], translations: list[dict[str, Any]]) -> tuple[str, 
             "target_end": len(text) + len(translation["text"]),
             **joined_figures([translation]),
         }
+        for start, end, quality in translation["words"]:
+            words.append({"start": len(text) + start, "end": len(text) + end, "quality": quality})
         text += translation["text"]
         segments.append(record)
-    return text, segments
+    return text, segments, words
+
+
+def word_qualities(
+    tokenizer: Any, text: str, tokens: torch.Tensor, token_quality: torch.Tensor
+) -> list[tuple[int, int, float]]:
+    """Start, end and quality of every word of a text: the smallest quality of its tokens."""
+    _, words = words_of(tokenizer, tokens.tolist())
+    own = [positions for _, _, positions in words]
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    if len(own) != len(spans):  # cleaning the text has joined words
+        own = [list(range(len(tokens)))] * len(spans)
+    return [
+        (start, end, float(token_quality[positions].min()) if positions else 0.0)
+        for (start, end), positions in zip(spans, own, strict=True)
+    ]
+
+
+def shortened(text: str, longest: int = 60) -> str:
+    """The beginning of a text, for messages."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def white_space_between(text: str, end: int, start: int) -> str:
@@ -259,11 +331,11 @@ def white_space_between(text: str, end: int, start: int) -> str:
 
 def joined_figures(translations: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of a text from those of its segments: the sum of the NFE, the largest residual, whether all have
-    converged, and the mean score per token.
+    converged, the mean score per token, and the mean quality, weighted by tokens.
     """
     scored = [one for one in translations if one["figures"]]
     figures = {}
-    for name in FIGURES:
+    for name in JOINED:
         values = [one["figures"][name] for one in scored if name in one["figures"]]
         if values:
             sizes = [max(1, one["size"]) for one in scored]
@@ -284,6 +356,7 @@ JOINED = {
     "residual": lambda values, sizes: max(values),
     "converged": lambda values, sizes: all(values),
     "sequences_scores": mean_by_size,
+    "quality": mean_by_size,
 }
 
 
