@@ -68,6 +68,7 @@ ADDED = {
     "teacher": TRAINING,
     "energy": TRAINING,
     "distill": ["--max_length", "8"],
+    "calibrate": ["--data", "train.jsonl.gz"],  # more pairs than validation.jsonl.gz has here
     "bench decoding": ["--sentences", "2"],
     "bench latency": ["--sentences", "2", "--lengths", "5", "--sentences_per_length", "1", "--export", "exported"],
     "bench throughput": ["--sentences", "2", "--batches", "2", "--export", "exported"],

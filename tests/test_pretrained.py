@@ -1,5 +1,6 @@
 """The bundled model is installed, small, attributes its training data, and translates everyday English."""
 
+import json
 import os
 import re
 import shutil
@@ -77,6 +78,66 @@ def test_command_line_uses_bundled_model_and_prints_drafts():
     assert len(answers) == len(CORRECT)
     for sentence, text in zip(CORRECT, answers, strict=True):
         assert text in CORRECT[sentence]
+
+
+# Text that cannot be translated; the quality estimate must say so.
+BAD = {
+    "empty": "",
+    "emoji": "😀🎉",
+    "URL": "https://example.org/a?b=c",
+    "numbers": "12,345.60",
+    "HTML": '<div class="a"><b>Hello</b> world</div>',
+    "target language": "Das ist ein schöner Tag heute, nicht wahr?",
+    "third language": "¿Dónde está la estación de tren, por favor?",
+    "another writing system": "日本語のテキスト",
+    "random letters": "asdf qwer zxcv uiop",
+    "long repetition": "word " * 2000,
+    "long word": "x" * 10_000,
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input_has_a_low_quality(translate, kind):
+    text = BAD[kind]
+    (answer,) = translate(text, return_quality=True, batch_size=8)
+    assert answer["quality"] < 0.3
+    assert isinstance(answer["translation_text"], str)
+    if kind in ("empty", "emoji", "URL", "numbers"):
+        assert answer["translation_text"] == text
+
+
+def test_correct_translations_have_a_high_quality(translate):
+    answers = translate(list(CORRECT), return_quality=True)
+    assert sum(answer["quality"] > 0.6 for answer in answers) >= len(CORRECT) - 1
+    assert all(answer["quality"] > 0.5 for answer in answers)
+
+
+def test_mixed_languages_are_told_apart_by_sentence(translate):
+    text = "Where is the train station? Das ist ein schöner Tag heute."
+    (answer,) = translate(text, return_quality=True, return_segments=True)
+    english, german = answer["segments"]
+    assert english["quality"] > 0.6
+    assert german["quality"] < 0.2
+    assert german["quality"] < answer["quality"] < english["quality"]
+
+
+def test_command_line_prints_qualities_and_names_lines_in_another_language(tmp_path):
+    lines = [*[*CORRECT][:2], "", "Das ist ein schöner Tag heute, nicht wahr?", "😀"]
+    file = tmp_path / "lines.en"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "hf_deqnar.cli.main", "translate", "--input", str(file)]
+    done = subprocess.run([*command, "--quality"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[1] in CORRECT[line] for row, line in zip(rows[:2], lines, strict=False)] == [True, True]
+    assert [float(row[0]) > 0.5 for row in rows] == [True, True, False, False, False]
+    message = f"hf-deqnar translate: {file}, line 4: this does not look like the source language of the model: 'Das ist"
+    assert done.stderr.startswith(message)
+    assert len(done.stderr.splitlines()) == 1
+    done = subprocess.run([*command, "--jsonl"], capture_output=True, text=True, check=False)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [round(one["quality"], 2) for one in records] == [float(row[0]) for row in rows]
+    assert ["unfamiliar" in one for one in records] == [False, False, False, True, False]
 
 
 def test_bundled_model_is_small_and_has_the_code_of_the_package():

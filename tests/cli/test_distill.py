@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from hf_deqnar.data.parallel_text import read_parallel
 from ..conftest import SENTENCES
 from ..distillation.conftest import make_teacher
 
-pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
+sentence_chrf = pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra").sentence_chrf
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "distill.py"
 QUICK = ["--num_beams", "2", "--max_length", "20", "--shard_sentences", "5"]
@@ -79,6 +80,24 @@ def test_a_repeated_source_is_translated_once(folder, tmp_path):
     assert [pair.source for pair in read_parallel(output, "en", "de")] == [english for english, _ in SENTENCES]
 
 
+def test_the_share_of_wrong_targets_is_reported(folder, tmp_path, capsys):
+    output = tmp_path / "distilled.jsonl"
+    command = ["distill", "--teacher", str(folder / "tiny"), *columns(folder), *QUICK, "--output", str(output)]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"tiny: chrF against the references \d+\.\d on average; \d+\.\d\d% of the transl", printed.out)
+    assert re.search(r"WARNING: \d+\.\d% of the targets of .*tiny are below 30 chrF .* --min_chrf 30", printed.err)
+    assert main([*command, "--min_chrf", "30", "--reference_share", "0.1"]) == 0
+    printed = capsys.readouterr()
+    assert "are replaced by the reference for that" in printed.out
+    assert "WARNING" not in printed.err
+    pairs = read_parallel(folder / "data.jsonl", "en", "de")
+    assert all(
+        max(sentence_chrf(one.references[0], [text]).score for text in pair.references) >= 30
+        for one, pair in zip(read_parallel(output, "en", "de"), pairs, strict=True)
+    )
+
+
 def test_several_teachers_gamma_and_training_on_their_candidates(folder, tmp_path, capsys):
     output = tmp_path / "candidates.jsonl"
     teachers = ["--teacher", str(folder / "tiny"), str(folder / "big")]
@@ -126,6 +145,9 @@ def test_errors_are_one_readable_line(folder, tokenizer, tmp_path, capsys):
         ([*full, "--output", str(tmp_path / "no" / "out.jsonl")], "There is no folder"),
         ([*full, "--output", str(tmp_path / "out.txt")], "should end in .jsonl.gz or .jsonl"),
         ([*full, "--forced_bos_token", "deu_Latn"], "tiny has no token 'deu_Latn' to begin translations with"),
+        ([*full, "--min_chrf", "0"], "min_chrf must be above 0"),
+        ([*full, "--reference_share", "2"], "reference_share must be from 0 to 1"),
+        ([*names, "--tune_gamma", "c.jsonl", "--min_chrf", "9"], "min_chrf has no effect with tune_gamma"),
         ([*full, "--limit", "0"], "limit must be at least 1"),
         ([*full, "--process", "2", "--processes", "2"], "process 2 is not one of 2"),
         ([*full, "--beams", "2"], "'--beams' is not understood"),

@@ -49,6 +49,58 @@ def test_a_trained_model_translates_and_a_finished_run_is_not_repeated(run_proce
     assert changed.stderr.strip().splitlines()[-1].startswith(expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["train", "teacher"])
+def test_a_bare_command_learns_until_it_stops_improving(verb, tmp_path, data, run, caplog):
+    """No schedule, no length model: only data, and what makes it small."""
+    small = ["--config", "d_model=32", "encoder_layers=1", "decoder_layers=1", "--vocab_size", "400", "--use_cpu"]
+    small += ["--learning_rate", "5e-3", "--max_tokens", "200", "--report_to", "none", "--disable_tqdm", "true"]
+    small += ["--objective", "ctc+glat"] if verb == "train" else []
+    corpus = ["--train_data", data, "--validation_data", data, "--validation_limit", "4", "--source", "en"]
+    output = tmp_path / verb
+    done = run(verb, *corpus, "--target", "de", "--output_dir", output, *small, "--logging_steps", "1")
+    assert done.returncode == 0, done.stderr
+    assert "too short" not in caplog.text
+    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    evaluations = [entry["eval_bleu"] for entry in history if "eval_bleu" in entry]
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    rates = [entry["learning_rate"] for entry in history if "learning_rate" in entry]
+    epochs = history[-1]["epoch"]
+    assert len(evaluations) == epochs <= 100
+    assert epochs < 100 or max(evaluations) > max(evaluations[:-10])
+    assert losses[-1] < losses[0] / 3
+    assert max(evaluations) > 50
+    assert max(rates) == pytest.approx(5e-3, rel=0.05)
+    if verb == "train":
+        assert json.loads((output / "config.json").read_text())["length"] == "ctc"
+
+
+def test_schedules_that_cannot_train_a_new_model_are_named(run, tmp_path, settings, caplog):
+    quiet = ["--report_to", "none", "--disable_tqdm", "true", "--eval_steps", "9"]
+    done = run("train", settings, "--output_dir", tmp_path / "a", *quiet, "--warmup_steps", "9")
+    assert done.returncode == 0, done.stderr
+    assert "The warm-up of 9 updates is longer than the run of 4" in caplog.text
+    assert "This run is too short for a new model: 4 updates, " in caplog.text
+    caplog.clear()
+    lines = [line for line in settings.read_text().splitlines() if "config" not in line and "vocab_size" not in line]
+    settings.write_text("\n".join(lines) + "\n")
+    done = run("train", settings, "--output_dir", tmp_path / "b", *quiet, "--model", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "too short" not in caplog.text
+    assert "warm-up" not in caplog.text
+
+
+def test_samples_per_second_are_those_of_the_trained_pairs(run, tmp_path, settings):
+    output = tmp_path / "run"
+    done = run("train", settings, "--output_dir", output, "--max_steps", "-1", "--num_train_epochs", "3")
+    assert done.returncode == 0, done.stderr
+    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    (entry,) = [entry for entry in history if "train_runtime" in entry]
+    assert entry["train_samples_per_second"] * entry["train_runtime"] == pytest.approx(3 * 24, rel=0.05)
+    evaluated = next(entry for entry in history if "eval_runtime" in entry)
+    assert evaluated["eval_samples_per_second"] * evaluated["eval_runtime"] == pytest.approx(4)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -69,7 +69,7 @@ def test_an_invalid_line_does_not_affect_the_others(run, saved, expected, tmp_pa
     long = "word " * 2000
     lines = [ENGLISH[0].encode(), b"caf\xe9", b"", long.encode(), ENGLISH[1].encode(), b"nul\x00byte", b"  "]
     file.write_bytes(b"\n".join(lines) + b"\n")
-    done = run("translate", "--model", saved["ctc"], "--input", file)
+    done = run("translate", "--model", saved["ctc"], "--input", file, "--no_split_sentences")
     assert done.returncode == 1
     answers = done.stdout.split("\n")
     assert len(answers) == 8
@@ -83,6 +83,22 @@ def test_an_invalid_line_does_not_affect_the_others(run, saved, expected, tmp_pa
     assert f"{file}, line 4: A text of" in messages[1]
     assert "too long" in messages[1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_line_of_several_sentences_is_one_line_of_output(run, saved, expected):
+    lines = [f"{ENGLISH[0]}  {ENGLISH[1]}", "word " * 200, "123", ENGLISH[2]]
+    done = run("translate", "--model", saved["ctc"], stdin="\n".join(lines).encode())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    answers = done.stdout.split("\n")
+    assert answers[0] == f"{expected[0]}  {expected[1]}"
+    assert answers[1]
+    assert answers[2:] == ["123", expected[2], ""]
+    watched = run("translate", "--model", saved["ctc"], "--watch", lines[0], "123").stdout
+    assert [line for line in watched.split("\n") if line.startswith("  =>  ")] == [
+        *(f"  =>  {' '.join(text.split())}" for text in expected[:2]),
+        "  =>  123",
+    ]
 
 
 def test_a_line_too_long_for_the_reranker_does_not_affect_the_others(run, saved, tokenizer, tmp_path):

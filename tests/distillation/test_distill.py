@@ -13,7 +13,8 @@ import torch
 from hf_deqnar.data.parallel_text import Pair, read_parallel
 from hf_deqnar.distillation import distill as distillation
 from hf_deqnar.distillation.distill import distill, distill_candidates, split_into_shards
-from hf_deqnar.distillation.teachers import make_translate, translate_texts
+from hf_deqnar.distillation.selection import TargetOptions, chrf_of
+from hf_deqnar.distillation.teachers import make_translate, nearest_text, translate_texts
 
 from .conftest import COLUMNS, OPTIONS, corpus, make_teacher
 
@@ -63,6 +64,61 @@ def test_nearest_writes_the_beam_closest_to_the_corpus_and_resumes_only_with_tha
     assert lines_of(tmp_path / "first.jsonl")[0]["de"] != wanted
     with pytest.raises(ValueError, match="started with references="):
         distill([Pair(pairs[0].source, ["Another."])], teacher, output, options=options, **COLUMNS)
+
+
+def test_translations_far_from_the_references_are_counted_and_replaced_without_translating_again(
+    teacher, tmp_path, monkeypatch
+):
+    pairs, output = corpus(), tmp_path / "out.jsonl"
+    plain = distill(pairs, teacher, output, options=OPTIONS, **COLUMNS)
+    texts = [line["de"] for line in lines_of(output)]
+    scores = [chrf_of(text, pair.references) for pair, text in zip(pairs, texts, strict=True) if pair.source.strip()]
+    assert plain["share_below_30_chrf"] == sum(score < 30 for score in scores) / len(scores) > 0.5
+    assert plain["targets_below_30_chrf"] == plain["share_below_30_chrf"]
+    assert plain["replaced_by_reference"] == plain["mixed_in_references"] == 0
+    monkeypatch.setattr(distillation, "translate_texts", None)
+    limit = sorted(scores)[len(scores) // 2]
+    replaced = distill(pairs, teacher, output, options=OPTIONS, targets=TargetOptions(min_chrf=limit), **COLUMNS)
+    expected = [
+        pair.references[0] if pair.source.strip() and chrf_of(text, pair.references) < limit else text
+        for pair, text in zip(pairs, texts, strict=True)
+    ]
+    assert [line["de"] for line in lines_of(output)] == expected != texts
+    assert replaced["replaced_by_reference"] == sum(score < limit for score in scores)
+    assert replaced["share_below_30_chrf"] == plain["share_below_30_chrf"] > replaced["targets_below_30_chrf"]
+    mixed = distill(pairs, teacher, output, options=OPTIONS, targets=TargetOptions(reference_share=0.5), **COLUMNS)
+    same = sum(line["de"] == pair.references[0] for line, pair in zip(lines_of(output), pairs, strict=True))
+    assert 10 < same == mixed["mixed_in_references"] < 32
+    assert distill(pairs, teacher, output, options=OPTIONS, **COLUMNS) == plain
+    assert [line["de"] for line in lines_of(output)] == texts
+    others = [Pair(pair.source, [f"{pair.references[0]}!"]) for pair in pairs]
+    distill(others, teacher, output, options=OPTIONS, targets=TargetOptions(reference_share=1.0), **COLUMNS)
+    assert [line["de"] for line in lines_of(output)][:3] == ["Satz 0!", "Satz 1!", "Satz 2!"]
+
+
+def test_an_output_of_an_earlier_version_is_not_changed(teacher, tmp_path, monkeypatch):
+    """Its statistics and its manifest do not mention the selection of targets."""
+    output = tmp_path / "out.jsonl"
+    distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS)
+    statistics = tmp_path / "out.jsonl.statistics.json"
+    old = json.loads(statistics.read_text())
+    del old["targets"]
+    statistics.write_text(json.dumps(old))
+    assert "nearest_by" not in json.loads((tmp_path / "out.jsonl.shards" / "manifest.json").read_text())
+    monkeypatch.setattr(distillation, "translate_texts", None)
+    monkeypatch.setattr(distillation, "select_targets", None)
+    assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == old
+
+
+def test_nearest_can_compare_by_chrf():
+    """Another form of a word has most of its characters, but is another word for BLEU."""
+    texts, reference = ["die Katze", "Bahnhofsuhren"], ["die Bahnhofsuhr"]
+    assert nearest_text(texts, reference, "bleu") == 0
+    assert nearest_text(texts, reference, "chrf") == 1
+    with pytest.raises(ValueError, match="nearest_by=chrf has no effect without nearest"):
+        dataclasses.replace(OPTIONS, nearest_by="chrf")
+    with pytest.raises(ValueError, match="nearest_by 'ter' is unknown; choose bleu or chrf"):
+        dataclasses.replace(OPTIONS, nearest=True, nearest_by="ter")
 
 
 def test_shards_are_ordered_from_the_longest_to_the_shortest_sentences():

@@ -12,6 +12,7 @@ from hf_deqnar.export.parity import agreement
 from hf_deqnar.models.deqnar.streaming import TerminalStreamer
 
 from ..conftest import SENTENCES
+from ..models.deqnar.test_quality import make_quality
 from .conftest import KINDS
 
 ENGLISH = [english for english, _ in SENTENCES]
@@ -32,6 +33,18 @@ def options_of(model) -> list[dict]:
     if model.model.shortlist is not None:
         options += [{"shortlist": False}]
     return options
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quality_agrees_with_torch(loaded, batch, kind, tokenizer):
+    model, exported = loaded(kind, "fp32")
+    beam = model.length_model.beam_option
+    for options in ({}, {beam: 3}):
+        settings = {"quality": make_quality(len(tokenizer)), "return_dict_in_generate": True, **options}
+        expected, actual = model.generate(**batch, **settings), exported.generate(**batch, **settings)
+        assert lists(actual.sequences) == lists(expected.sequences)
+        torch.testing.assert_close(actual.quality, expected.quality, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(actual.token_quality, expected.token_quality, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,9 +44,45 @@ def test_flag_overrides_file(tmp_path):
 def test_defaults_are_those_of_the_literature():
     arguments = parse_arguments(KINDS, NEEDED)[2]
     assert (arguments.learning_rate, arguments.adam_beta1, arguments.adam_beta2) == (5e-4, 0.9, 0.98)
-    assert (arguments.warmup_steps, arguments.weight_decay, arguments.average_best) == (10_000, 0.01, 5)
+    assert (arguments.warmup_steps, arguments.weight_decay, arguments.average_best) == (0.1, 0.01, 5)
     assert arguments.label_smoothing_factor == 0.1
     assert DeqNarTrainingArguments("x", objective="ctc+glat").label_smoothing_factor == 0.0
+
+
+def test_validation_data_and_nothing_else_means_training_to_the_plateau():
+    arguments = parse_arguments(KINDS, NEEDED)[2]
+    arguments.set_evaluation(has_validation_data=True)
+    assert (arguments.eval_strategy, arguments.early_stopping_patience) == ("epoch", 10)
+    assert arguments.num_train_epochs == 100
+    for flags, expected in [
+        (["--max_steps", "5"], ("epoch", None)),
+        (["--early_stopping_patience", "0"], ("epoch", 0)),
+        (["--eval_strategy", "steps", "--early_stopping_patience", "3"], ("steps", 3)),
+        (["--eval_strategy", "no"], ("no", 10)),
+    ]:
+        arguments = parse_arguments(KINDS, [*NEEDED, *flags])[2]
+        arguments.set_evaluation(has_validation_data=True)
+        assert (arguments.eval_strategy, arguments.early_stopping_patience) == expected
+    arguments = parse_arguments(KINDS, NEEDED)[2]
+    arguments.set_evaluation(has_validation_data=False)
+    assert (arguments.eval_strategy, arguments.early_stopping_patience) == ("no", None)
+    arguments.early_stopping_patience = 2
+    with pytest.raises(ValueError, match="early_stopping_patience needs evaluations; give validation data"):
+        arguments.set_evaluation(has_validation_data=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "updates", "warmup"),
+    [
+        ([], 2_000, 200),
+        ([], 2_000_000, 10_000),
+        (["--warmup_steps", "0.5"], 100_000, 10_000),
+        (["--warmup_steps", "50000"], 100_000, 50_000),
+        (["--warmup_steps", "0"], 2_000, 0),
+    ],
+)
+def test_warmup_is_a_share_of_the_run_of_limited_length(flags, updates, warmup):
+    assert parse_arguments(KINDS, [*NEEDED, *flags])[2].get_warmup_steps(updates) == warmup
 
 
 @pytest.mark.parametrize(
@@ -57,7 +93,7 @@ def test_defaults_are_those_of_the_literature():
         (["--max_tokens", "0"], "max_tokens must be at least 1, not 0"),
         (["--correction", "-1"], "correction must be at least 0, not -1.0"),
         (["--correction_share", "0"], "correction_share must be above 0 and at most 1"),
-        (["--early_stopping_patience", "3"], "early_stopping_patience needs evaluations"),
+        (["--early_stopping_patience", "3", "--eval_strategy", "no"], "early_stopping_patience needs evaluations"),
         (
             ["--objective", "ctc", "--label_smoothing_factor", "0.1"],
             "label_smoothing_factor=0.1 has no meaning for CTC",

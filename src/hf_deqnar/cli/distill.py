@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from .extras import requires_extra
 
 if TYPE_CHECKING:
+    from ..distillation.selection import TargetOptions
     from ..distillation.teachers import Teacher, TeacherOptions
 
 
@@ -72,7 +73,11 @@ class DistillationArguments:
             self.processes = read_integer("WORLD_SIZE", 1)
 
 
-ARGUMENTS = (DistillationArguments, "hf_deqnar.distillation.teachers:TeacherOptions")
+ARGUMENTS = (
+    DistillationArguments,
+    "hf_deqnar.distillation.teachers:TeacherOptions",
+    "hf_deqnar.distillation.selection:TargetOptions",
+)
 
 
 def read_integer(variable: str, default: int) -> int:
@@ -83,21 +88,23 @@ def read_integer(variable: str, default: int) -> int:
     return int(text)
 
 
-def run(arguments: DistillationArguments, options: "TeacherOptions") -> None:
+def run(arguments: DistillationArguments, options: "TeacherOptions", targets: "TargetOptions") -> None:
     if arguments.tune_gamma is None:
-        translate(arguments, options)
+        translate(arguments, options, targets)
         return
-    for entry in fields(options):
-        if getattr(options, entry.name) != entry.default:
-            raise ValueError(f"{entry.name} has no effect with tune_gamma, which translates nothing.")
+    for given in (options, targets):
+        for entry in fields(given):
+            if getattr(given, entry.name) != entry.default:
+                raise ValueError(f"{entry.name} has no effect with tune_gamma, which translates nothing.")
     tune(arguments)
 
 
-def translate(arguments: DistillationArguments, options: "TeacherOptions") -> None:
+def translate(arguments: DistillationArguments, options: "TeacherOptions", targets: "TargetOptions") -> None:
     """Translate the corpus, and print what was written."""
     with requires_extra("train", "This command"):
         from ..data.parallel_text import merge_repeated_sources, read_parallel
         from ..distillation.distill import distill, distill_candidates
+        from ..distillation.selection import describe_targets, warning_of_targets
         from ..distillation.teachers import find_token_id
     from .loading import check_model
 
@@ -113,6 +120,7 @@ def translate(arguments: DistillationArguments, options: "TeacherOptions") -> No
     if arguments.unique:
         pairs = merge_repeated_sources(pairs)
     settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
+    settings["targets"] = targets
     teachers = load_teachers(arguments)
     if len(arguments.teacher) == 1:
         teacher = next(teachers)
@@ -128,6 +136,12 @@ def translate(arguments: DistillationArguments, options: "TeacherOptions") -> No
             f"{figures['empty_translations']:,} empty, {figures['cut_sources']:,} sources cut, "
             f"{figures['repetition_rate']:.2%} of words repeated"
         )
+        if "share_below_30_chrf" not in figures:  # written by version 0.1
+            continue
+        print(f"{name}: {describe_targets(figures)}")
+        warning = warning_of_targets(name, figures)
+        if warning is not None:
+            print(warning, file=sys.stderr)
     print(f"written to {arguments.output}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..models.deqnar.configuration_deqnar import is_deqnar
-from ..models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline
+from ..models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline, shortened
 from ..models.deqnar.streaming import TerminalStreamer
 from ..models.deqnar.text import clean_text
 from .loading import bundled_model, load_model
@@ -26,6 +26,7 @@ class Line:
     number: int
     text: str | None
     problem: str | None = None
+    unfamiliar: str | None = None  # a sentence that does not look like the source language
 
 
 def translate(options: TranslationArguments) -> int:
@@ -34,10 +35,17 @@ def translate(options: TranslationArguments) -> int:
     if options.model is None:
         options.model = bundled_model()
     model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
-    pipeline = DeqNarTranslationPipeline(model=model, tokenizer=tokenizer, task="translation", device=model.device)
+    pipeline = DeqNarTranslationPipeline(
+        model=model,
+        tokenizer=tokenizer,
+        task="translation",
+        device=model.device,
+        split_sentences=not options.no_split_sentences,
+        warn_unfamiliar=False,  # the message below has the number of the line
+    )
     settings = generate_settings(options, model)
     where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"
-    pipeline(".", **settings)  # raises the error for invalid options once, before any line is read
+    pipeline("A", **settings)  # raises the error for invalid options once, before any line is read
     failures = 0
     total = None
     if options.input is not None:
@@ -55,8 +63,9 @@ def generate_settings(options: TranslationArguments, model: Any) -> dict:
     config = model.config
     requested = options.generation_options()
     if not is_deqnar(config):
-        if requested or options.watch or options.jsonl:
-            flag = f"--{next(iter(requested))}" if requested else "--watch" if options.watch else "--jsonl"
+        if requested or options.watch or options.jsonl or options.quality:
+            others = [f"--{name}" for name in ("watch", "jsonl", "quality") if getattr(options, name)]
+            flag = f"--{next(iter(requested))}" if requested else others[0]
             raise ValueError(f"{flag} needs a deqnar model, but {options.model} is of type {config.model_type}.")
         beams = {"num_beams": max(options.nbest, model.generation_config.num_beams or 1)} if options.nbest > 1 else {}
         return {**beams, "num_return_sequences": options.nbest}
@@ -66,6 +75,11 @@ def generate_settings(options: TranslationArguments, model: Any) -> dict:
         requested[beams] = max(requested.get(beams, getattr(model.generation_config, beams)), options.nbest)
     if options.jsonl or options.watch:
         requested["return_figures"] = True
+    calibrated = model.generation_config.quality is not None
+    if options.quality and not calibrated:
+        raise ValueError(f"{options.model} has no quality estimate; fit one with hf-deqnar calibrate.")
+    if options.quality or (options.jsonl and calibrated):
+        requested["return_quality"] = True
     return requested
 
 
@@ -125,7 +139,7 @@ def translate_lines(
     for line in lines:
         if line.problem is None:
             try:
-                pipeline.preprocess(line.text)
+                line.unfamiliar = unfamiliar_part(pipeline, line.text)
             except ValueError as error:
                 line.problem = str(error)
     if options.watch:
@@ -133,49 +147,76 @@ def translate_lines(
         for line in lines:
             if line.problem is None and clean_text(line.text):
                 print(clean_text(line.text), flush=True)
-    records = iter(translate_valid(pipeline, [line for line in lines if line.problem is None], settings))
+    records = iter(translate_valid(pipeline, [line for line in lines if line.problem is None], settings, options))
     for line in lines:
         if line.problem is not None:
             print(f"hf-deqnar translate: {where}, line {line.number}: {line.problem}", file=sys.stderr)
             print(json.dumps({"line": line.number, "error": line.problem}) if options.jsonl else "", flush=True)
             continue
+        if line.unfamiliar is not None:
+            print(
+                f"hf-deqnar translate: {where}, line {line.number}: this does not look like the source language of the "
+                f"model: {shortened(line.unfamiliar)!r}",
+                file=sys.stderr,
+            )
         record = next(records)
         show(line, record if isinstance(record, list) else [record], options)
     return sum(line.problem is not None for line in lines)
 
 
-def translate_valid(pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict) -> list[list[dict]]:
+def unfamiliar_part(pipeline: DeqNarTranslationPipeline, text: str) -> str | None:
+    """The first sentence that does not look like the source language; ValueError for text that cannot be translated."""
+    found = None
+    for inputs in pipeline.preprocess(text, **pipeline._preprocess_params):
+        piece = inputs["piece"]
+        if found is None and pipeline.is_unfamiliar(inputs["input_ids"][0], piece):
+            found = piece.text[piece.segment.start : piece.segment.end]
+    return found
+
+
+def translate_valid(
+    pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict, options: TranslationArguments
+) -> list[list[dict]]:
     """Translate lines together, or one by one if the batch fails; a line that fails gets a problem."""
     texts = [line.text for line in lines]
     try:
-        return pipeline(texts, batch_size=len(texts), **settings) if texts else []
+        return pipeline(texts, batch_size=1 if options.watch else options.batch_size, **settings) if texts else []
     except ValueError as error:
         if len(lines) == 1:
             lines[0].problem = str(error)
             return []
-        return [record for line in lines for record in translate_valid(pipeline, [line], settings)]
+        return [record for line in lines for record in translate_valid(pipeline, [line], settings, options)]
 
 
 def show(line: Line, translations: list[dict], options: TranslationArguments) -> None:
     if options.watch and clean_text(line.text):
-        print(f"      {summarise(translations[0])}\n", flush=True)  # the streamer has printed the text
+        if "nfe" not in translations[0]:  # otherwise the streamer has printed the text
+            print(f"  =>  {translations[0]['translation_text']}")
+        print(f"      {summarise(translations[0])}\n", flush=True)
         return
     for rank, translation in enumerate(translations, start=1):
         text = translation.pop("translation_text")
         if options.jsonl:
             record = {"line": line.number, "source": line.text, "text": text, **translation}
+            if line.unfamiliar is not None:
+                record["unfamiliar"] = line.unfamiliar
             if not math.isfinite(record.get("score", 0.0)):  # a duplicate; JSON has no infinity
                 record["score"] = None
             print(json.dumps({**record, "rank": rank} if options.nbest > 1 else record, ensure_ascii=False), flush=True)
         else:
             # A translation is one line, even if it contains line breaks.
             text = " ".join(text.splitlines())
-            print(f"{line.number}\t{rank}\t{text}" if options.nbest > 1 else text, flush=True)
+            columns = [str(line.number), str(rank)] if options.nbest > 1 else []
+            columns += [f"{translation['quality']:.2f}"] if options.quality else []
+            print("\t".join([*columns, text]), flush=True)
 
 
 def summarise(figures: dict) -> str:
     """Evaluations and residual of a translation."""
+    if "nfe" not in figures:
+        return "copied, because there is nothing to translate"
     count = f"{figures['nfe']} evaluation{'' if figures['nfe'] == 1 else 's'} of the decoder"
+    count += f", quality {figures['quality']:.2f}" if "quality" in figures else ""
     if "residual" not in figures:
         return f"translated in {count}"
     return f"{'converged' if figures['converged'] else 'stopped'} after {count}, residual {figures['residual']:.1e}"

@@ -9,6 +9,7 @@ import hf_deqnar
 
 from . import (
     bench,
+    calibrate,
     distill,
     energy,
     ensemble,
@@ -37,6 +38,7 @@ VERBS = {
     "export": export,
     "shortlist": shortlist,
     "ngrams": ngrams,
+    "calibrate": calibrate,
     "push": push,
 }
 

@@ -4,8 +4,8 @@
     hf-deqnar translate --watch "A man is riding a horse."
     hf-deqnar translate --model my-model --input corpus.en > corpus.de
 
-For a line that cannot be translated, an empty line is printed and a message on stderr; the other lines are not
-affected, and the exit status is 1.
+The sentences of a line are translated separately and printed as one line. For a line that cannot be translated, an
+empty line is printed and a message on stderr; the other lines are not affected, and the exit status is 1.
 """
 
 from dataclasses import dataclass, field
@@ -36,10 +36,10 @@ class TranslationArguments:
             "positional": True,
             "nargs": "*",
             "metavar": "TEXT",
-            "help": "Sentences. Without any, lines are read from --input or standard input.",
+            "help": "Texts. Without any, lines are read from --input or standard input.",
         },
     )
-    input: Path | None = field(default=None, metadata={"metavar": "FILE", "help": "Text file, one sentence a line."})
+    input: Path | None = field(default=None, metadata={"metavar": "FILE", "help": "Text file, read line by line."})
     model: str | None = field(default=None, metadata={"help": "Directory or hub id. Default: the bundled model."})
     device: str | None = field(
         default=None, metadata={"help": "Device, such as cpu or cuda:0. Default: cuda if available, else cpu."}
@@ -50,7 +50,11 @@ class TranslationArguments:
     threads: int | None = field(
         default=None, metadata={"help": "Maximum number of threads. Default: one per processor core."}
     )
-    batch_size: int = field(default=16, metadata={"help": "Lines translated together."})
+    batch_size: int = field(default=16, metadata={"help": "Sentences translated together."})
+    no_split_sentences: bool = field(
+        default=False,
+        metadata={"help": "Translate each line at once. By default its sentences are translated separately."},
+    )
     length_beams: int | None = field(default=None, metadata={"help": "Number of candidate lengths per sentence."})
     ctc_beam_size: int | None = field(
         default=None, metadata={"help": "Beam size of the CTC prefix search; 1 takes the best path."}
@@ -75,8 +79,13 @@ class TranslationArguments:
         default=None, metadata={"help": "Seq2seq model with the same vocabulary that selects the best candidate."}
     )
     nbest: int = field(default=1, metadata={"help": "Translations per sentence, printed as line, rank and text."})
+    quality: bool = field(
+        default=False,
+        metadata={"help": "Print an estimate of the quality, from 0 to 1, before every translation."},
+    )
     jsonl: bool = field(
-        default=False, metadata={"help": "Print one JSON object a line: text, nfe, residual, converged, score."}
+        default=False,
+        metadata={"help": "Print one JSON object a line: text, nfe, residual, converged, score, quality, words."},
     )
     watch: bool = field(
         default=False, metadata={"help": "Print the draft after every evaluation that changes it, until it converges."}

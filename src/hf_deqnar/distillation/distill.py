@@ -10,8 +10,8 @@ Padding changes floating point sums and sometimes the result of a beam search, s
 in a fixed way. The output therefore has the same bytes for any number of processes and after any interruption (with the
 same arithmetic and number of threads).
 
-With `nearest`, the beam with the highest sentence BLEU against the corpus's own target is written instead of the first
-one (sequence-level interpolation, in the same paper).
+With `nearest`, the beam with the highest sentence BLEU or chrF against the corpus's own target is written instead of
+the first one (sequence-level interpolation, in the same paper). `TargetOptions` replaces translations by references.
 """
 
 import json
@@ -30,6 +30,7 @@ from ..evaluation.metrics import repetition_rate
 from ..utils.files import read_json, write_atomically, write_json
 from ..utils.fingerprints import fingerprint_of
 from ..utils.locks import POLL_INTERVAL, try_lock
+from .selection import TargetOptions, record_of, select_targets
 from .shards import check_manifest, check_output, open_folder, read_shard, remove_unfinished, write_shard
 from .teachers import Teacher, TeacherOptions, Translate, fingerprint_of_teacher, make_translate, translate_texts
 
@@ -68,6 +69,7 @@ def distill(
     source: str,
     target: str,
     options: TeacherOptions | None = None,
+    targets: TargetOptions | None = None,
     process: int = 0,
     processes: int = 1,
 ) -> dict[str, Any]:
@@ -81,6 +83,7 @@ def distill(
         output: a file ending in `.jsonl` or `.jsonl.gz`.
         source, target: names of the columns.
         options: of the translation.
+        targets: which targets are references instead. When they change, a finished output is written again.
         process, processes: number of this process and of all; determines only the order of its shards.
     """
     options, output = options or TeacherOptions(), Path(output)
@@ -95,22 +98,44 @@ def distill(
         "columns": [source, target],
         **asdict(options),
     }
+    if options.nearest_by == TeacherOptions.nearest_by:
+        del manifest["nearest_by"]  # unknown to outputs of earlier versions, which can be resumed
     if options.nearest:
         manifest["references"] = fingerprint_of("\n".join(pair.references) for pair in pairs)
     folder, fingerprint = open_folder(output, manifest)
     shards = split_into_shards([pair.source for pair in pairs], options.shard_sentences)
     job = Job(pairs, shards, teacher, options, folder, fingerprint)
-    while not (output.is_file() and statistics_path(output).is_file()):
+    targets = targets or TargetOptions()
+    selection = record_of(targets, pairs)
+    while not is_finished(output, selection, targets):
         translate_shards(job, process, processes)
         finished = [job.read(number) for number in range(len(job.shards))]
         if None in finished:  # damaged since it was translated
             continue
         rows = in_corpus_order(job.shards, [rows for _, rows in finished])
-        figures = statistics(rows, sum(header["seconds"] for header, _ in finished))
-        figures = {"teacher": teacher.name, "options": asdict(options), **figures}
+        texts, chosen = select_targets(pairs, [row["text"] for row in rows], targets)
+        figures = {**statistics(rows, sum(header["seconds"] for header, _ in finished)), **chosen}
+        figures = {"teacher": teacher.name, "options": asdict(options), "targets": selection, **figures}
+        output.unlink(missing_ok=True)  # never targets of one selection with the statistics of another
         write_json(statistics_path(output), figures, folder)
-        lines = ({source: pair.source, target: row["text"]} for pair, row in zip(pairs, rows, strict=True))
+        lines = ({source: pair.source, target: text} for pair, text in zip(pairs, texts, strict=True))
         write_atomically(output, (json.dumps(line, ensure_ascii=False) for line in lines), folder)
+    return read_statistics(output)
+
+
+def is_finished(output: Path, selection: dict[str, Any], targets: TargetOptions) -> bool:
+    """Whether the output has been written with these targets.
+
+    Statistics of version 0.1 do not say; they are those of the default.
+    """
+    if not (output.is_file() and statistics_path(output).is_file()):
+        return False
+    written = read_statistics(output).get("targets")
+    return targets == TargetOptions() if written is None else written == selection
+
+
+def read_statistics(output: Path) -> dict[str, Any]:
+    """The statistics of a finished output."""
     remedy = "remove it and run the same command again to create it"
     return read_json(statistics_path(output), "teacher", "sentences", remedy=remedy)
 

@@ -17,10 +17,13 @@ from ..evaluation.metrics import sentence_bleu
 from ..models.deqnar.text import clean_text, longest_source
 from ..utils.fingerprints import digest_weights
 from ..utils.locks import wait_for_lock
+from .selection import chrf_of
 
 # Token ids of a batch of sources → token ids of one translation per source; with `nearest`, of all beams of the first
 # source, then of the second, and so on.
 Translate = Callable[[list[list[int]]], list[list[int]]]
+
+NEARNESS = ("bleu", "chrf")
 
 BACKENDS = ("transformers", "ctranslate2")
 
@@ -45,7 +48,10 @@ class TeacherOptions:
     length_penalty: float = field(default=1.0, metadata={"help": "Above 1, beam search prefers longer translations."})
     nearest: bool = field(
         default=False,
-        metadata={"help": "Write the beam with the highest sentence BLEU against the corpus's target, not the first."},
+        metadata={"help": "Write the beam that is nearest to the corpus's target, not the first."},
+    )
+    nearest_by: str = field(
+        default="bleu", metadata={"help": f"Sentence metric that nearest compares by: {' or '.join(NEARNESS)}."}
     )
     max_length: int = field(
         default=256,
@@ -85,6 +91,10 @@ class TeacherOptions:
             raise ValueError(f"length_penalty={self.length_penalty} has no effect on one beam; raise num_beams.")
         if self.num_beams == 1 and self.nearest:
             raise ValueError("nearest has no effect with one beam; raise num_beams.")
+        if self.nearest_by not in NEARNESS:
+            raise ValueError(f"nearest_by '{self.nearest_by}' is unknown; choose {' or '.join(NEARNESS)}.")
+        if self.nearest_by != type(self).nearest_by and not self.nearest:
+            raise ValueError(f"nearest_by={self.nearest_by} has no effect without nearest.")
         if self.backend == "transformers" and self.compute_type != "float32":
             raise ValueError(f"compute_type={self.compute_type} has no effect on backend transformers.")
 
@@ -171,22 +181,26 @@ def translate_texts(
         for index, first in zip(batch, range(0, len(found), beams_per_source), strict=True):
             beams = found[first : first + beams_per_source]
             decoded = [tokenizer.decode(beam, skip_special_tokens=True).strip() for beam in beams]
-            chosen = nearest_text(decoded, references[index]) if options.nearest else 0
+            chosen = nearest_text(decoded, references[index], options.nearest_by) if options.nearest else 0
             rows[index]["text"], rows[index]["target_tokens"] = decoded[chosen], _count(beams[chosen], special)
     return rows
 
 
-def nearest_text(texts: list[str], references: list[str]) -> int:
-    """Index of the text with the highest sentence BLEU against any of the references; the first one of equals.
+def nearest_text(texts: list[str], references: list[str], metric: str = "bleu") -> int:
+    """Index of the text with the highest sentence BLEU or chrF against any of the references; the first one of equals.
 
     Args:
         texts: beams.
         references: of the same sentence.
+        metric: `bleu` or `chrf`.
 
     >>> nearest_text(["Wo ist der Zug?", "Wo ist der Bahnhof?"], ["Wo ist der Bahnhof?", "Wo liegt der Bahnhof?"])
     1
     """
-    scores = [max(row) for row in sentence_bleu(texts, [references] * len(texts))]
+    if metric == "chrf":
+        scores = [chrf_of(text, references) for text in texts]
+    else:
+        scores = [max(row) for row in sentence_bleu(texts, [references] * len(texts))]
     return scores.index(max(scores))
 
 

@@ -372,12 +372,17 @@ def parse_objective(name: str, **settings: Any) -> Objective:
     return Objective(name, *(kinds[kind][chosen[kind]] for kind in kinds), **settings)
 
 
+def length_model_of(objective: Objective) -> str:
+    """The length model whose likelihood is that of the objective."""
+    return next(name for name, lengths in LENGTH_MODELS.items() if lengths.likelihood == objective.likelihood)
+
+
 def check_objective(objective: Objective, config: DeqNarConfig) -> None:
     """Refuse an objective whose likelihood is not that of the model's length model; the error names one that is."""
     fitting = LENGTH_MODELS[config.length].likelihood
     if objective.likelihood == fitting:
         return
-    needed = next(name for name, lengths in LENGTH_MODELS.items() if lengths.likelihood == objective.likelihood)
+    needed = length_model_of(objective)
     words = objective.name.split("+")
     words = words if objective.likelihood in words else [*words, objective.likelihood]
     instead = "+".join(fitting if word == objective.likelihood else word for word in words)

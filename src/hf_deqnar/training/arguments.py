@@ -6,10 +6,15 @@ from typing import Any
 import torch
 import yaml
 from transformers import Seq2SeqTrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from ..models.deqnar.configuration_deqnar import PRESETS, DeqNarConfig
 from ..utils.arguments import parse_arguments as parse_arguments
 from ..utils.arguments import parse_settings as parse_settings
+
+UNSET = "unset"
+PATIENCE = 10  # evaluations without improvement after which a run has reached its plateau
+LONGEST_WARMUP = 10_000  # updates, as in DEQNAR and Fairseq's recipes
 
 # Fields of Seq2SeqTrainingArguments that have no effect here, and what has.
 WITHOUT_EFFECT = {
@@ -31,8 +36,11 @@ WITHOUT_EFFECT = {
 class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the defaults of the field.
 
-    The optimiser is Adam(0.9, 0.98) with learning rate 5e-4, 10,000 updates of warm-up, inverse-square-root decay and
-    weight decay 0.01; batches are made by a budget of tokens, and the best evaluations are averaged.
+    The optimiser is Adam(0.9, 0.98) with learning rate 5e-4, a tenth of the updates (at most 10,000) of warm-up,
+    inverse-square-root decay and weight decay 0.01; batches are made by a budget of tokens, and the best evaluations
+    are averaged. The budget of 100 epochs reaches the plateau of small and middle-sized corpora, and `hf-deqnar train`
+    and `teacher` stop there: with validation data they evaluate after every epoch, and stop after `PATIENCE`
+    evaluations without improvement.
     """
 
     max_tokens: int = field(
@@ -42,12 +50,27 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         default=5, metadata={"help": "Number of best checkpoints to average; 0 uses the last weights."}
     )
     early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after this many evaluations without improvement. Default: never."}
+        default=None,
+        metadata={
+            "help": "Stop after this many evaluations without improvement; 0: never. Unset: 10 on the command line if "
+            "there is validation data and max_steps is not set, else never."
+        },
+    )
+    num_train_epochs: float = field(
+        default=100.0, metadata={"help": "Most epochs; max_steps overrides it, and early stopping may come first."}
+    )
+    eval_strategy: str = field(
+        default=UNSET,
+        metadata={
+            "help": "When to validate: no, steps or epoch. Unset: epoch on the command line if there is validation "
+            "data, else no."
+        },
     )
     learning_rate: float = field(default=5e-4, metadata={"help": "Learning rate after warm-up."})
     lr_scheduler_type: str = field(default="inverse_sqrt", metadata={"help": "Learning-rate schedule."})
     warmup_steps: float = field(
-        default=10_000, metadata={"help": "Warm-up updates; a value below 1 is a share of all updates."}
+        default=0.1,
+        metadata={"help": "Warm-up updates; a value below 1 is a share of all updates, of at most 10,000 updates."},
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
     adam_beta2: float = field(default=0.98, metadata={"help": "Adam's β₂."})
@@ -91,6 +114,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        self.eval_strategy_is_unset = self.eval_strategy == UNSET
+        if self.eval_strategy_is_unset:
+            self.eval_strategy = "no"
         if self.greater_is_better is None:  # transformers would treat a loss as a score to maximise
             self.greater_is_better = self.metric_for_best_model.endswith(("bleu", "chrf"))
         if not torch.accelerator.is_available():  # otherwise torchrun processes would not form a process group
@@ -108,8 +134,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"optim_args={self.optim_args} has no effect: it is for optim, not for optimizer.")
         if self.save_only_model:
             raise ValueError("save_only_model=True: training cannot resume from such checkpoints; leave it out.")
-        self.check_at_least(1, "max_tokens", "early_stopping_patience")
-        self.check_at_least(0, "average_best", "label_smoothing_factor")
+        self.check_at_least(1, "max_tokens")
+        self.check_at_least(0, "average_best", "label_smoothing_factor", "early_stopping_patience")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ValueError(f"ema_decay must be above 0 and below 1, not {self.ema_decay}.")
         for name in ("subword_dropout", "subword_dropout_target"):
@@ -117,7 +143,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
         if self.label_smoothing_factor is not None and self.label_smoothing_factor >= 1:
             raise ValueError(f"label_smoothing_factor must be below 1, not {self.label_smoothing_factor}.")
-        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+        if self.early_stopping_patience and self.eval_strategy == "no" and not self.eval_strategy_is_unset:
             raise ValueError("early_stopping_patience needs evaluations; set eval_strategy to steps or epoch.")
 
         if (self.subword_dropout or self.subword_dropout_target) and self.dataloader_persistent_workers:
@@ -125,6 +151,25 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 "dataloader_persistent_workers=True would repeat the segmentations of subword_dropout in every epoch; "
                 "leave one of them out."
             )
+
+    def set_evaluation(self, has_validation_data: bool) -> None:
+        """Evaluate after every epoch and stop at the plateau, where nothing else is set and there is validation data.
+
+        A given `max_steps` is a budget that is used up.
+        """
+        if not has_validation_data:
+            if self.early_stopping_patience:
+                raise ValueError("early_stopping_patience needs evaluations; give validation data.")
+            return
+        if self.eval_strategy_is_unset:
+            self.eval_strategy = IntervalStrategy.EPOCH
+        if self.early_stopping_patience is None and self.max_steps <= 0:
+            self.early_stopping_patience = PATIENCE
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Updates of warm-up; those of a share are limited, because a long run needs no longer warm-up."""
+        updates = super().get_warmup_steps(num_training_steps)
+        return updates if self.warmup_steps >= 1 else min(updates, LONGEST_WARMUP)
 
     def check_at_least(self, least: float, *names: str) -> None:
         """Raise ValueError for fields below their minimum."""

@@ -37,6 +37,7 @@ from .arguments import TranslationTrainingArguments
 from .averaging import MovingAverage, average_weights, best_steps, load_weights, remove_all_but, save_weights
 from .muon import make_muon
 from .samplers import SubwordDropout, TokenBudgetLoader, TokenBudgetSampler, collate, pad
+from .schedule import WarnOfWarmup
 
 logger = logging.get_logger(__name__)
 
@@ -99,18 +100,20 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.label_smoother = None  # smoothing is part of the terms
         self.model_accepts_loss_kwargs = False  # else transformers would not divide by the parts of a batch
         self.add_callback(EvaluateLast())
+        self.add_callback(WarnOfWarmup())
         self.moving_average: MovingAverage | None = None
         if args.ema_decay is not None:
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
                 raise ValueError("ema_decay averages whole weights, but FSDP and DeepSpeed shard them; leave it unset.")
             self.moving_average = MovingAverage(model, args.ema_decay)
             self.add_callback(UpdateAverage(self.moving_average))
-        if args.early_stopping_patience is not None:
+        if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         self._average_in_place = False  # whether the model has the moving average instead of its weights
         self._writing_into: Path | None = None
         self._place = (-1, 0)  # the update, and which of its batches
         self._numbers: list[int] = []
+        self._rows = 0  # pairs of this process in training
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}  # a term may begin or end between two logs
         self._processor_seconds = time.process_time()  # up to the last log; validation does not count
@@ -223,6 +226,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         if not loss.isfinite():
             raise FloatingPointError(self._not_finite("loss", loss.item()))
         if model.training:
+            self._rows += len(inputs["input_ids"])
             for name, value in terms.items():
                 if name != "loss":
                     self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
@@ -308,6 +312,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             figures = {**self._validation_terms(dataset), **self._translate(dataset, options)}
         self.model.train(training)
         figures["runtime"] = time.perf_counter() - start
+        figures["samples_per_second"] = len(dataset) / figures["runtime"]
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self._processor_seconds += time.process_time() - processor_start
         self.log(metrics)
@@ -476,16 +481,22 @@ class TranslationTrainer(Seq2SeqTrainer):
         if resume_from_checkpoint and self._already_trained(resume_from_checkpoint):
             result = TrainOutput(self.state.global_step, 0.0, {})
         else:
-            self._processor_seconds = time.process_time()
+            self._processor_seconds, self._rows = time.process_time(), 0
             result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **options)
         self._take_best()
         return result
+
+    def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Samples per second from the pairs that were trained on; transformers assumes batches of a fixed size."""
+        rows = self.accelerator.reduce(torch.tensor(self._rows, device=self.args.device), reduction="sum").item()
+        updates = max(1, self.state.global_step - self._initial_global_step)
+        return super()._finalize_training(trial, rows * self.state.max_steps / updates, start_time)
 
     def _already_trained(self, checkpoint: str) -> bool:
         state = TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
         stopping = state.stateful_callbacks.get("EarlyStoppingCallback", {}).get("attributes", {})
         patience = self.args.early_stopping_patience
-        stopped = patience is not None and stopping.get("early_stopping_patience_counter", 0) >= patience
+        stopped = bool(patience) and stopping.get("early_stopping_patience_counter", 0) >= patience
         *_, updates = self.set_initial_training_values(self.args, self.get_train_dataloader())
         if not stopped and updates > state.global_step:
             return False

@@ -34,7 +34,7 @@ from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.reranking import check_same_tokens
 from ..models.deqnar.text import longest_source
-from ..objectives.objective import Objective, check_objective
+from ..objectives.objective import Objective, check_objective, length_model_of
 from ..objectives.targets import dynamically_distilled
 from ..utils.files import read_json, reading_weights, write_json
 from ..utils.fingerprints import fingerprint_of, fingerprint_of_weights
@@ -50,6 +50,7 @@ from .arguments import (
     parse_arguments,
 )
 from .base_trainer import WRITING_ERRORS, TranslationTrainer, canvas_factor
+from .schedule import WarnOfShortTraining
 from .trainer import DeqNarTrainer, objective_of
 
 SETTINGS = "run.json"
@@ -80,7 +81,7 @@ def train(model_arguments: ModelArguments, data: DataArguments, arguments: DeqNa
     """One run, from texts to a saved model in `arguments.output_dir`."""
 
     def make_model(tokenizer: PreTrainedTokenizerBase) -> DeqNarForConditionalGeneration:
-        model = find_model(model_arguments, tokenizer)
+        model = find_model(model_arguments, tokenizer, objective_of(arguments))
         check_objective(objective_of(arguments), model.config)
         return model
 
@@ -110,6 +111,7 @@ def run_training(
         candidates: of every pair, for Dynamic KD.
     """
     log = prepare(arguments)
+    arguments.set_evaluation(data.validation_data is not None)
     if data.validation_data is None and arguments.eval_strategy != "no":
         raise ValueError(f"eval_strategy={arguments.eval_strategy.value} needs --validation_data.")
     if data.validation_data is not None and arguments.eval_strategy == "no":
@@ -138,6 +140,8 @@ def run_training(
         checkpoint = start_or_resume(arguments, settings, log)
         datasets = {"train_dataset": tokenized.dataset, "eval_dataset": validation}
         trainer = make_trainer(model, arguments, **datasets, processing_class=tokenizer)
+        if start is None:
+            trainer.add_callback(WarnOfShortTraining())
         train_and_save(trainer, checkpoint, log)
         return trainer
 
@@ -296,21 +300,26 @@ def check_belongs(tokenizer: PreTrainedTokenizerBase, start: str, data: DataArgu
         check_same_tokens(load_tokenizer(start), tokenizer, data.tokenizer)
 
 
-def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> DeqNarForConditionalGeneration:
+def find_model(
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, objective: Objective | None = None
+) -> DeqNarForConditionalGeneration:
     """The named model, one made from the named teacher or backbone, or a new one; configured as asked.
 
+    A new model, and one made from a teacher, has the length model of the objective's likelihood unless `config` sets
+    another: `ctc+glat` implies `length=ctc`.
     What was counted for a trained model, its n-grams, is not inherited: `hf-deqnar ngrams` gives the new one its own.
     """
     special = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>", "blank": "<blank>"}
     vocabulary = tokenizer.get_vocab()
     missing = [token for token in special.values() if token not in vocabulary]
+    settings = {**({} if objective is None else {"length": length_model_of(objective)}), **arguments.settings()}
     if arguments.start is not None:
         if arguments.model is not None:
             model = remove_ngrams(load_complete(arguments.model, **arguments.settings()))
         elif arguments.teacher is not None:
             with reading_weights(arguments.teacher):
                 teacher = AutoModelForSeq2SeqLM.from_pretrained(arguments.teacher)
-            model = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, **arguments.settings())
+            model = DeqNarForConditionalGeneration.from_teacher(teacher, tokenizer, **settings)
         else:
             with reading_weights(arguments.backbone):
                 backbone = remove_ngrams(DeqNarForConditionalGeneration.from_pretrained(arguments.backbone))
@@ -324,7 +333,7 @@ def find_model(arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase) ->
     if missing:
         raise ValueError(f"The tokenizer has no {missing[0]}; add it, or let the run train a tokenizer.")
     tokens = {f"{name}_token_id": vocabulary[token] for name, token in special.items()}
-    fields = {"vocab_size": len(tokenizer), **tokens, **arguments.settings()}
+    fields = {"vocab_size": len(tokenizer), **tokens, **settings}
     return DeqNarForConditionalGeneration(DeqNarConfig.preset(arguments.preset or "tiny", **fields))
 
 

@@ -17,10 +17,12 @@ from transformers import (
 import hf_deqnar
 from hf_deqnar import DeqNarGenerationConfig
 from hf_deqnar.data.tokenizer import train_tokenizer
+from hf_deqnar.models.deqnar.quality import pack_log_probs
 from hf_deqnar.models.deqnar.text import clean_text
 
 from ...conftest import SENTENCES
 from .test_generation_deqnar import reranker
+from .test_quality import make_quality
 
 ENGLISH = [english for english, _ in SENTENCES]
 
@@ -108,7 +110,64 @@ def test_empty_text_translates_to_empty_text(saved, text):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["😀🎉", "שלום עולם", "日本語のテキスト", "a\x07b\x00c", "x" * 40, "ﷺ\u202e!"])
+def test_sentences_of_a_text_are_translated_separately_and_joined(saved):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    first, second, third = (translate(sentence)[0]["translation_text"] for sentence in ENGLISH[:3])
+    text = f"  {ENGLISH[0]}  {ENGLISH[1]}\n\n\t{ENGLISH[2]} "
+    for options in ({}, {"batch_size": 1}, {"batch_size": 2}):
+        assert translate(text, **options) == [{"translation_text": f"{first}  {second}\n\n\t{third}"}]
+    assert translate([ENGLISH[3], text, ""], batch_size=4)[1] == translate(text)[0]
+    assert list(translate((one for one in [text, ENGLISH[0]]), batch_size=3)) == [
+        translate(text),
+        translate(ENGLISH[0]),
+    ]
+    batch = translate.tokenizer(text.replace("\n", " ").replace("\t", " ").strip(), return_tensors="pt")
+    together = translate.tokenizer.decode(translate.model.generate(**batch)[0], skip_special_tokens=True).strip()
+    assert translate(text, split_sentences=False) == [{"translation_text": together}] != translate(text)
+
+
+def test_segments_have_offsets_and_figures_of_the_text_are_joined(saved):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    text = f"{ENGLISH[0]} 😀 {ENGLISH[1]}"
+    (answer,) = translate(text, return_segments=True, return_figures=True)
+    parts = answer["segments"]
+    assert [text[one["source_start"] : one["source_end"]] for one in parts] == [ENGLISH[0], "😀", ENGLISH[1]]
+    single = [translate(sentence, return_figures=True)[0] for sentence in ENGLISH[:2]]
+    targets = [answer["translation_text"][one["target_start"] : one["target_end"]] for one in parts]
+    assert targets == [single[0]["translation_text"], "😀", single[1]["translation_text"]]
+    assert answer["nfe"] == sum(one["nfe"] for one in single)
+    assert answer["residual"] == pytest.approx(max(one["residual"] for one in single), abs=1e-5)
+    assert answer["converged"] == all(one["converged"] for one in single)
+    low, high = sorted(one["score"] for one in single)
+    assert low <= answer["score"] <= high
+    assert "nfe" not in parts[1]
+
+
+def test_nbest_lists_of_texts_combine_those_of_their_sentences(saved):
+    translate = pipeline("translation", model=str(saved["predict"]), length_beams=4, num_return_sequences=3)
+    lists = [[one["translation_text"] for one in translate(sentence)] for sentence in ENGLISH[:2]]
+    expected = [" ".join(several[min(rank, len(several) - 1)] for several in lists) for rank in range(3)]
+    assert [one["translation_text"] for one in translate(" ".join(ENGLISH[:2]))] == expected
+
+
+@pytest.mark.parametrize("text", ["12,345.60", "😀🎉", "https://example.org/a?b=c", "someone@example.org", "— … !"])
+def test_text_without_words_is_copied(saved, text):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    assert translate(text) == [{"translation_text": text}]
+    assert translate([ENGLISH[0], text], batch_size=2) == [translate(ENGLISH[0])[0], {"translation_text": text}]
+
+
+@pytest.mark.parametrize("text", ["word " * 2000, "x" * 10_000, "😀x" * 5000, "word, " * 1700, "Is it? " * 1400])
+def test_a_text_of_ten_thousand_characters_is_translated_in_parts_that_fit(saved, text):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    encoded = list(translate.preprocess(text))
+    assert max(one["input_ids"].shape[1] for one in encoded) <= 64
+    covered = "".join(text[one["piece"].segment.start : one["piece"].segment.end] for one in encoded)
+    assert "".join(covered.split()) == "".join(text.split())
+    assert translate(text[:500])[0]["translation_text"]
+
+
+@pytest.mark.parametrize("text", ["😀🎉 a", "שלום עולם", "日本語のテキスト", "a\x07b\x00c", "x" * 40, "ﷺ\u202e!"])
 def test_any_writing_system_is_translated(saved, text):
     (answer,) = pipeline("translation", model=str(saved["ctc"]))(text)
     assert isinstance(answer["translation_text"], str)
@@ -121,7 +180,7 @@ def test_control_characters_are_replaced_by_spaces():
 def test_too_long_texts_and_other_types_are_refused(saved):
     translate = pipeline("translation", model=str(saved["ctc"]))
     with pytest.raises(ValueError, match="tokens is too long: this model supports 64"):
-        translate("word " * 2000)
+        translate("word " * 2000, split_sentences=False)
     with pytest.raises(ValueError, match="Only text can be translated.*int"):
         translate([1, 2])
 
@@ -136,6 +195,48 @@ def test_an_autoregressive_model_uses_the_same_pipeline(tokenizer, tmp_path):
     assert translate(ENGLISH[0], num_beams=2, max_length=9) == [{"translation_text": expected}]
     with pytest.raises(ValueError, match="return_figures needs a deqnar model, not marian"):
         translate(ENGLISH[0], return_figures=True)
+
+
+def test_quality_of_texts_and_words(saved, tokenizer):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    with pytest.raises(ValueError, match="this model has no quality estimate; fit one with hf-deqnar calibrate"):
+        translate(ENGLISH[0], return_quality=True)
+    translate.model.generation_config.update(quality=make_quality(len(tokenizer)))
+    single = [translate(sentence, return_quality=True)[0] for sentence in ENGLISH[:2]]
+    batch = tokenizer(ENGLISH[0], return_tensors="pt")
+    out = translate.model.generate(**batch, return_dict_in_generate=True)
+    assert single[0]["quality"] == pytest.approx(float(out.quality), abs=1e-5)
+    text = f"{ENGLISH[0]} 😀\n{ENGLISH[1]}"
+    (answer,) = translate(text, return_quality=True, return_segments=True)
+    assert list(answer) == ["translation_text", "quality", "words", "segments"]
+    low, high = sorted(one["quality"] for one in single)
+    assert low <= answer["quality"] <= high
+    words = [answer["translation_text"][one["start"] : one["end"]] for one in answer["words"] if one["end"]]
+    assert words == [word for part in single for word in part["translation_text"].split()]
+    qualities = [one["quality"] for part in single for one in part["words"]]
+    assert [one["quality"] for one in answer["words"]] == pytest.approx(qualities, abs=1e-5)
+    assert [one.get("quality") for one in answer["segments"]] == [
+        pytest.approx(single[0]["quality"], abs=1e-5), None, pytest.approx(single[1]["quality"], abs=1e-5)
+    ]  # fmt: skip
+    for nothing in ("", "😀 123"):
+        assert translate(nothing, return_quality=True) == [{"translation_text": nothing, "quality": 0.0, "words": []}]
+
+
+def test_text_in_another_language_is_warned_of(saved, tokenizer, caplog):
+    translate = pipeline("translation", model=str(saved["ctc"]))
+    known = tokenizer([sentence.capitalize() for sentence in ENGLISH])["input_ids"]
+    log_probs = torch.full((len(tokenizer),), -12.0)
+    log_probs[[token for row in known for token in row]] = -3.0
+    quality = {**make_quality(len(tokenizer)), "source_log_probs": pack_log_probs(log_probs), "unfamiliar": [-6.0, 0.0]}
+    translate.model.generation_config.update(quality=quality)
+    translate([ENGLISH[0], ENGLISH[1].upper(), "A.", "123456789"])
+    assert "does not look like" not in caplog.text
+    translate(f"{ENGLISH[0]} WXYZ wxyz wxyz!")
+    message = "A text does not look like the source language of this model: 'WXYZ wxyz wxyz!'."
+    assert message in caplog.text
+    caplog.clear()
+    translate("WXYZ wxyz wxyz!", warn_unfamiliar=False)
+    assert "does not look like" not in caplog.text
 
 
 def test_a_reranker_of_another_vocabulary_is_refused_even_if_it_is_as_large(saved, tokenizer, tmp_path):
@@ -182,11 +283,11 @@ def test_task_prefix_is_added_for_t5(tokenizer):
     model.config.prefix = "translate English to German: "
     translate = pipeline("translation", model=model, tokenizer=tokenizer)
     expected = tokenizer("translate English to German: A man.", return_tensors="pt")["input_ids"]
-    assert torch.equal(translate.preprocess("A man.")["input_ids"], expected)
+    assert torch.equal(next(translate.preprocess("A man."))["input_ids"], expected)
     model.config.task_specific_params = {"translation_en_to_fr": {"prefix": "translate English to French: "}}
     french = tokenizer("translate English to French: A man.", return_tensors="pt")["input_ids"]
-    assert torch.equal(translate.preprocess("A man.", src_lang="en", tgt_lang="fr")["input_ids"], french)
-    assert torch.equal(translate.preprocess("A man.", src_lang="en", tgt_lang="de")["input_ids"], expected)
+    assert torch.equal(next(translate.preprocess("A man.", src_lang="en", tgt_lang="fr"))["input_ids"], french)
+    assert torch.equal(next(translate.preprocess("A man.", src_lang="en", tgt_lang="de"))["input_ids"], expected)
 
 
 def test_languages_are_passed_to_a_multilingual_tokenizer(tokenizer):

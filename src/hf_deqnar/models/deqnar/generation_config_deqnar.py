@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from .quality import check_quality
+
 
 @dataclass
 class Options:
@@ -47,6 +49,10 @@ class Options:
     num_return_sequences: int = field(default=1, metadata={"help": "Translations returned per sentence."})
     stop_on_stable_tokens: int | None = field(
         default=None, metadata={"help": "Stop a sentence whose tokens did not change for this many evaluations."}
+    )
+    quality: dict | None = field(
+        default=None,
+        metadata={"help": "Parameters of the quality estimate, written by hf-deqnar calibrate. Default: the model's."},
     )
     return_dict_in_generate: bool = field(default=False, metadata={"help": "Return a DeqNarGenerateOutput."})
     output_trajectory: bool = field(default=False, metadata={"help": "Also return the tokens of every evaluation."})
@@ -139,6 +145,7 @@ class DeqNarGenerationConfig(GenerationConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
                 raise ValueError(f"{name} must be a number from 0 to 100, not {value!r}.")
+        check_quality(self.quality)
         if self.shortlist not in (None, True, False):
             raise ValueError(f"shortlist must be unset, True or False, not {self.shortlist!r}.")
         if not (self.reranker is None or isinstance(self.reranker, str) or hasattr(self.reranker, "config")):

@@ -20,6 +20,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 from .ctc import likeliest, pack, prefix_beam_search, prefix_beams_by_sentence
 from .generation_config_deqnar import DeqNarGenerationConfig, merge_options
 from .ngrams import MIN_PROB, Fluency
+from .quality import features_of, sentence_logits, token_log_probs, token_quality
 from .reranking import check_scorer, load_reranker, teacher_forced, with_end
 from .shortlist import Words, never_written
 from .streaming import Candidates, Draft, DraftReader
@@ -43,6 +44,11 @@ class DeqNarGenerateOutput(ModelOutput):
         token_scores: log-probability of every token, 0 at padding; None for CTC beam search.
         nfe: evaluations of the canvas of the sequence, over all passes.
         residual, converged: of the last solve; None for `stacked` models.
+        quality: estimate from 0 to 1, the chrF / 100 that is expected of the text; None if the option `quality` is
+            unset, which `hf-deqnar calibrate` writes.
+        token_quality: probability that a reference has the word of a token, for every token; the quality of a word is
+            the smallest of its tokens.
+        quality_features: what the estimate is computed from; see `quality.FEATURES`.
         canvas_lengths: length of the selected canvas.
         trajectory: with `output_trajectory`, the drafts of every evaluation.
     """
@@ -53,6 +59,9 @@ class DeqNarGenerateOutput(ModelOutput):
     nfe: Tensor | None = None
     residual: Tensor | None = None
     converged: Tensor | None = None
+    quality: Tensor | None = None
+    token_quality: Tensor | None = None
+    quality_features: Tensor | None = None
     canvas_lengths: Tensor | None = None
     trajectory: list[list[Draft]] | None = None
 
@@ -179,15 +188,56 @@ class DeqNarGenerationMixin:
             return {"sequences": sequences}
         assert texts.scores is not None  # required by return_dict_in_generate
         candidate, token_scores = texts.candidate[chosen], texts.token_scores
+        token_scores = None if token_scores is None else token_scores[chosen][:, : sequences.shape[1]]
+        estimates = self._estimate_quality(
+            input_ids, source_mask, candidates, candidate, sequences, token_scores, settings.quality
+        )
         return {
             "sequences": sequences,
             "sequences_scores": texts.scores[chosen],
-            "token_scores": None if token_scores is None else token_scores[chosen][:, : sequences.shape[1]],
+            "token_scores": token_scores,
+            **estimates,
             "nfe": candidates.nfe[candidate],
             "residual": None if candidates.residual is None else candidates.residual[candidate],
             "converged": None if candidates.converged is None else candidates.converged[candidate],
             "canvas_lengths": candidates.mask.sum(dim=1)[candidate],
             "trajectory": None if drafts is None else [drafts[index] for index in candidate.tolist()],
+        }
+
+    def _estimate_quality(
+        self,
+        input_ids: Tensor,
+        source_mask: Tensor,
+        candidates: Candidates,
+        selected: Tensor,
+        sequences: Tensor,
+        token_scores: Tensor | None,
+        quality: dict[str, Any] | None,
+    ) -> dict[str, Tensor]:
+        """`quality`, `token_quality` and their features for the returned sequences; see `quality.py`."""
+        if quality is None:
+            return {}
+        padding = self.config.pad_token_id
+        if token_scores is None:
+            token_scores = token_log_probs(candidates, selected, sequences, padding, self.config.blank_token_id)
+        assert token_scores is not None  # either there are scores, or log-probabilities of all tokens
+        assert candidates.scores is not None  # required by return_dict_in_generate
+        sentence, real = candidates.sentence[selected], sequences != padding
+        features = features_of(
+            token_scores,
+            real,
+            candidates.scores[selected],
+            candidates.mask[selected],
+            input_ids[sentence],
+            source_mask[sentence].bool(),
+            None if candidates.converged is None else candidates.converged[selected],
+            quality,
+        )
+        logits = sentence_logits(features, quality)
+        return {
+            "quality": logits.sigmoid(),
+            "token_quality": token_quality(logits, token_scores, quality).masked_fill(~real, 0.0),
+            "quality_features": features,
         }
 
     def _check_options(self, settings: DeqNarGenerationConfig) -> None:

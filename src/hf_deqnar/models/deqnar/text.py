@@ -12,9 +12,14 @@ def source_prefix(config: Any, source: str | None, target: str | None) -> str:
 
 def clean_text(text: str) -> str:
     """Replace control characters by spaces, because tokenizers are trained without them, and strip the text."""
+    return replace_controls(text).strip()
+
+
+def replace_controls(text: str) -> str:
+    """Replace each control character by a space, so that offsets remain valid."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("A text is not valid Unicode: it contains an unpaired surrogate, or bytes that are not UTF-8.")
-    return "".join(" " if ord(character) < 32 or ord(character) == 127 else character for character in text).strip()
+    return "".join(" " if ord(character) < 32 or ord(character) == 127 else character for character in text)
 
 
 def longest_source(config: Any) -> int | None:
@@ -27,5 +32,6 @@ def check_length(tokens: int, config: Any) -> None:
     longest = longest_source(config)
     if longest is not None and tokens > longest:
         raise ValueError(
-            f"A text of {tokens} tokens is too long: this model supports {longest}; split it into sentences."
+            f"A text of {tokens} tokens is too long: this model supports {longest}; "
+            "split it into sentences, or leave out split_sentences=False."
         )

@@ -1,0 +1,1 @@
+../models/deqnar/sentence_splitting.py
