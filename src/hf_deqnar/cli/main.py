@@ -16,6 +16,7 @@ from . import (
     ngrams,
     push,
     report,
+    serve,
     shortlist,
     teacher,
     train,
@@ -25,6 +26,7 @@ from .command import Command
 
 VERBS = {
     "translate": translate,
+    "serve": serve,
     "train": train,
     "teacher": teacher,
     "distill": distill,

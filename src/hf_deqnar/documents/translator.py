@@ -1,0 +1,74 @@
+"""Translating requests with a model: encoding, batches of similar length, decoding."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..models.deqnar.configuration_deqnar import is_deqnar
+from ..models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline
+from ..models.deqnar.text import clean_text
+from .translation import Request
+
+
+class Translator:
+    """A model that translates requests.
+
+    Args:
+        model: any seq2seq model, or an ONNX export of a deqnar model.
+        tokenizer: of the model.
+        batch_size: texts translated together.
+        options: of `generate`; `src_lang` and `tgt_lang` for multilingual models.
+
+    >>> Translator(model, tokenizer)([Request("I like tea.")])                             # doctest: +SKIP
+    ['Ich mag Tee.']
+    """
+
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, batch_size: int = 16, **options: Any) -> None:
+        languages = {name: options.pop(name) for name in ("src_lang", "tgt_lang") if options.get(name) is not None}
+        self.model, self.tokenizer, self.batch_size, self.options = model, tokenizer, batch_size, options
+        self.pipeline = DeqNarTranslationPipeline(
+            model=model, tokenizer=tokenizer, task="translation", device=model.device, **languages
+        )
+        self.languages = languages
+
+    def __call__(self, requests: list[Request]) -> list[str]:
+        """Translations in the order of the requests. A text that cannot be translated raises ValueError."""
+        encoded = [self.encode(request.text) for request in requests]
+        order = sorted(range(len(requests)), key=lambda index: encoded[index]["input_ids"].shape[1])
+        order = [index for index in order if clean_text(requests[index].text)]
+        texts = [""] * len(requests)
+        for first in range(0, len(order), self.batch_size):
+            chosen = order[first : first + self.batch_size]
+            found = self.generate([encoded[index] for index in chosen])
+            for index, text in zip(chosen, found, strict=True):
+                texts[index] = text
+        return texts
+
+    def encode(self, text: str) -> dict[str, Any]:
+        """Inputs of `generate`; ValueError for a text that is too long or not valid Unicode."""
+        return dict(self.pipeline.preprocess(text, **self.languages))
+
+    def fits(self, text: str) -> bool:
+        """Whether the model accepts a text of this length."""
+        try:
+            self.encode(text)
+        except ValueError:
+            return False
+        return True
+
+    def generate(self, encoded: list[dict[str, Any]]) -> list[str]:
+        """Translate one batch."""
+        padding = self.tokenizer.pad_token_id
+        ids = [row["input_ids"][0] for row in encoded]
+        inputs = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=padding)
+        lengths = torch.tensor([len(row) for row in ids])
+        mask = (torch.arange(inputs.shape[1])[None] < lengths[:, None]).long()
+        options = dict(self.options)
+        if "forced_bos_token_id" in encoded[0]:
+            options["forced_bos_token_id"] = encoded[0]["forced_bos_token_id"]
+        if not is_deqnar(self.model.config):
+            options = self.pipeline._prepare_generate_kwargs(options)
+        device = self.model.device
+        sequences = self.model.generate(input_ids=inputs.to(device), attention_mask=mask.to(device), **options)
+        return [text.strip() for text in self.tokenizer.batch_decode(sequences, skip_special_tokens=True)]
