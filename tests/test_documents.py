@@ -43,6 +43,7 @@ LANGUAGES = ("python", "bash", "yaml", "text")
 NEEDED = {
     "install.md": ["my-model"],
     "translate.md": ["my-model"],
+    "serve.md": ["my-model"],
     "evaluate.md": ["my-model", "runs/teacher"],
     "train.md": ["runs/stacked", "runs/cmlm", "runs/teacher"],
     "distil.md": ["runs/teacher-2", "runs/t5", "runs/nllb"],
@@ -245,6 +246,10 @@ def page_folder(models, tmp_path, monkeypatch):
     for name, part in {"train": lines[:24], "validation": lines[24:28], "test": lines[28:32]}.items():
         with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
             file.writelines(part)
+    (tmp_path / "page.html").write_text("<p>I like <b>tea</b>.", encoding="utf-8")
+    (tmp_path / "film.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nI like tea.\n", encoding="utf-8")
+    (tmp_path / "guide.md").write_text("# {name}, I like tea.\n", encoding="utf-8")
+    (tmp_path / "terms.tsv").write_text("train station\tHauptbahnhof\n", encoding="utf-8")
     (tmp_path / "corpus.en").write_text("I like tea.\nWhere is the train station?\n", encoding="utf-8")
 
     def make(page: Path) -> Path:

@@ -97,9 +97,9 @@ def translate_sentence(text: str, marks: dict[str, Mark], glossary: Glossary) ->
     """The translation of a sentence with marks.
 
     The sentence is translated as a whole, without markup. Placeholders are replaced by numbers, which the translation
-    must contain; the target of a glossary term must be in it too. Text inside tags is also translated alone, and the
-    tags are placed around it where it occurs once in the translation. If anything is missing, the sentence is divided
-    at its marks and terms, and the texts between are translated separately.
+    must contain; the target of a glossary term must be in it too (`with_terms`). Text inside tags is also translated
+    alone, and the tags are placed around it where it occurs once in the translation. If anything is missing, the
+    sentence is divided at its marks and terms, and the texts between are translated separately.
     """
     before, text, after = outer_marks(text, marks)
     if not any(character.isalpha() for character in MARK.sub("", text)):
@@ -109,7 +109,15 @@ def translate_sentence(text: str, marks: dict[str, Mark], glossary: Glossary) ->
         stand_ins = choose_stand_ins(text, marks)
         wholes = [without_markup(part, marks) for part in (text, *(text[first:last] for first, last in spans))]
         requests = [prepare(part, stand_ins, glossary) for part in wholes]
-        answers = yield requests
+        places = glossary.occurrences(wholes[0])
+        alone = [wholes[0][first:last] for first, last, _ in places]
+        free = [prepare(part, stand_ins, NO_GLOSSARY) for part in (wholes[0], *alone)] if places else []
+        answers = yield [*requests, *free]
+        if places:
+            targets = [target for _, _, target in places]
+            answers[0] = with_terms(answers[0], *answers[len(requests) :][:1], answers[len(requests) + 1 :], targets)
+            del answers[len(requests) :]
+        answers = [punctuated_like(whole, answer) for whole, answer in zip(wholes, answers, strict=True)]
         found = assemble(answers, requests, stand_ins, [(text[first - 1], text[last]) for first, last in spans])
         if found is not None:
             return before + found + after
@@ -176,6 +184,33 @@ def choose_stand_ins(text: str, marks: dict[str, Mark]) -> dict[str, str]:
     return dict(zip(placeholders, numbers, strict=False))
 
 
+def with_terms(forced: str, free: str, alone: list[str], targets: list[str]) -> str:
+    """The translation of a sentence with its terms.
+
+    A free translation in which the terms occur, or the translations of the terms alone, is preferred, because a forced
+    term may stand beside the word that it replaces: where that word occurs once, it is replaced.
+
+    Args:
+        forced: translation with required terms.
+        free: translation without.
+        alone: translation of each source term alone.
+        targets: required translation of each.
+
+    >>> with_terms("Wo ist der Bahnhof Hauptbahnhof?", "Wo ist der Bahnhof?", ["Bahnhof."], ["Hauptbahnhof"])
+    'Wo ist der Hauptbahnhof?'
+    """
+    text = free
+    for word, target in zip(alone, targets, strict=True):
+        if len(re.findall(word_pattern(target), text)) >= targets.count(target):
+            continue
+        word = word.strip().rstrip(".!?;,:")
+        places = list(re.finditer(word_pattern(word), text, re.IGNORECASE)) if word else []
+        if len(places) != 1 or target.lower() in word.lower():
+            return forced
+        text = text[: places[0].start()] + target + text[places[0].end() :]
+    return text
+
+
 def prepare(text: str, stand_ins: dict[str, str], glossary: Glossary) -> Request:
     """The request of a text: numbers in place of placeholders, and the texts that its translation must contain."""
     terms = [target for _, _, target in glossary.occurrences(text)]
@@ -223,13 +258,28 @@ def divide(text: str, glossary: Glossary) -> list[tuple[str, bool]]:
             pieces += [(part[start:first], False), (target, True)]
             start = last
         pieces.append((part[start:], bool(MARK.fullmatch(part))))
-    return [(piece, fixed or not any(character.isalpha() for character in piece)) for piece, fixed in pieces if piece]
+    return [part for piece, fixed in pieces if piece for part in ([(piece, True)] if fixed else words_of(piece))]
+
+
+def words_of(piece: str) -> list[tuple[str, bool]]:
+    """A piece without the punctuation that it begins with, which is final; all of it if it has no words."""
+    start = next((index for index, character in enumerate(piece) if character.isalnum()), len(piece))
+    if not any(character.isalpha() for character in piece):
+        return [(piece, True)]
+    return [*([(piece[:start], True)] if start else []), (piece[start:], False)]
 
 
 def spaced_like(piece: str, translation: str) -> str:
-    """A translation with the white space before and after its source; a piece without final stop has none."""
+    """A translation with the white space before and after its source, and a full stop only if the source has one."""
     before = piece[: len(piece) - len(piece.lstrip())]
     after = piece[len(piece.rstrip()) :]
-    if piece.rstrip()[-1:] not in ".!?":
-        translation = translation.rstrip().rstrip(".")
-    return f"{before}{translation.strip()}{after}"
+    return f"{before}{punctuated_like(piece, translation).strip()}{after}"
+
+
+def punctuated_like(source: str, translation: str) -> str:
+    """A translation without the full stop that models add to phrases and headings.
+
+    >>> punctuated_like("My house", "Mein Haus."), punctuated_like("It is late.", "Es ist spät.")
+    ('Mein Haus', 'Es ist spät.')
+    """
+    return translation.rstrip().removesuffix(".") if source.rstrip()[-1:].isalnum() else translation

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,18 +19,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import hf_deqnar
 
+from ..documents.formats import PARSERS
 from ..documents.glossary import NO_GLOSSARY, Glossary
-from ..documents.html_text import parse_html
-from ..documents.marks import Document
-from ..documents.plain_text import parse_text
 from ..documents.translation import Rounds, translate_parts
 from ..models.deqnar.text import clean_text
 from .batching import Batcher, Overloaded
 from .drafts import DraftSender, can_stream
 from .metrics import Metrics
 from .schemas import ErrorResponse, Health, Language, TranslateRequest, TranslateResponse
-
-PARSERS: dict[str, Callable[[str], Document]] = {"text": parse_text, "html": parse_html}
 
 
 @dataclass(frozen=True)
