@@ -3,7 +3,7 @@
 The blocks of a page run in order in one folder, with small models and data in place of those that the page assumes,
 and with the values of `SMALL`, `ADDED` and `NAMES`. Every word that is not in these tables runs as it is written.
 These commands are checked without running them: `pip` (the extras exist), `make` (the target exists), `torchrun` (its
-flags are known, the script exists), `hf-deqnar push` and `hf-deqnar serve` (their flags are known).
+flags are known, the script exists), `hf-deqnar push`, `serve` and `demo` (their flags are known).
 
 A block that cannot run is marked by a comment on the line above it: `<!-- not run: the reason -->`.
 """
@@ -25,7 +25,7 @@ import torch
 from run import main as run_experiments
 from transformers.utils import logging
 
-from hf_deqnar.cli import push, serve
+from hf_deqnar.cli import demo, push, serve
 from hf_deqnar.cli.main import main
 from hf_deqnar.data.parallel_text import read_parallel
 from hf_deqnar.data.tokenizer import train_tokenizer
@@ -74,7 +74,7 @@ ADDED = {
     "bench throughput": ["--sentences", "2", "--batches", "2", "--export", "exported"],
 }
 # Verbs that do not end, or that need a network: their flags are checked.
-PARSED = {"push": push.ARGUMENTS, "serve": serve.ARGUMENTS}
+PARSED = {"push": push.ARGUMENTS, "serve": serve.ARGUMENTS, "demo": demo.ARGUMENTS}
 # Models of the Hub, and a prefix that would fill the eight tokens of `distill`.
 NAMES = {
     "google-t5/t5-small": "runs/t5",

@@ -9,6 +9,7 @@ import hf_deqnar
 
 from . import (
     bench,
+    demo,
     distill,
     energy,
     evaluate,
@@ -27,6 +28,7 @@ from .command import Command
 VERBS = {
     "translate": translate,
     "serve": serve,
+    "demo": demo,
     "train": train,
     "teacher": teacher,
     "distill": distill,

@@ -10,12 +10,8 @@ POST /translate translates texts or HTML, POST /translate/stream sends every dra
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .extras import requires_extra
-
-if TYPE_CHECKING:
-    from socket import socket
 
 
 @dataclass
@@ -83,6 +79,7 @@ def run(arguments: ServeArguments) -> None:
     from ..documents.glossary import NO_GLOSSARY, read_glossary
     from ..documents.translation import Request
     from ..documents.translator import Translator
+    from .addresses import listen
     from .loading import bundled_model, load_model
 
     source, target = arguments.source or BUNDLED_LANGUAGES[0], arguments.target or BUNDLED_LANGUAGES[1]
@@ -125,21 +122,3 @@ def read_keys(path: Path) -> frozenset[str]:
     if not keys:
         raise ValueError(f"{path} contains no key; write one key a line.")
     return keys
-
-
-def listen(host: str, port: int) -> "socket":
-    """A socket that is bound to the address; OSError if that is not possible."""
-    import socket
-
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        # Bound twice with SO_REUSEADDR, the second server fails only here.
-        listening.listen(2048)
-    except OSError as error:
-        raise OSError(
-            f"Port {port} of {host} cannot be used ({error.strerror or error}); choose another with --port."
-        ) from error
-    return listening

@@ -67,7 +67,8 @@ def add_cue(document: Document, lines: list[str]) -> None:
 
 def add_tagged(cue: MarkedText, text: str) -> None:
     """Append text with tags such as `<i>` and `{\\an8}`."""
-    start, opened = 0, []
+    start = 0
+    opened: list[tuple[str, str]] = []  # name of the tag, mark
     for match in TAG.finditer(text):
         cue.add_text(text[start : match.start()])
         start = match.end()

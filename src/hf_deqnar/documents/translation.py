@@ -115,16 +115,16 @@ def translate_sentence(text: str, marks: dict[str, Mark], glossary: Glossary) ->
         answers = yield [*requests, *free]
         if places:
             targets = [target for _, _, target in places]
-            answers[0] = with_terms(answers[0], *answers[len(requests) :][:1], answers[len(requests) + 1 :], targets)
-            del answers[len(requests) :]
+            freely, *words = answers[len(requests) :]
+            answers = [with_terms(answers[0], freely, words, targets), *answers[1 : len(requests)]]
         answers = [punctuated_like(whole, answer) for whole, answer in zip(wholes, answers, strict=True)]
         found = assemble(answers, requests, stand_ins, [(text[first - 1], text[last]) for first, last in spans])
         if found is not None:
             return before + found + after
     pieces = divide(text, glossary)
     requests = [Request(piece.strip()) for piece, fixed in pieces if not fixed]
-    answers = iter((yield requests)) if requests else iter(())
-    parts = [piece if fixed else spaced_like(piece, next(answers)) for piece, fixed in pieces]
+    found_pieces = iter((yield requests) if requests else [])
+    parts = [piece if fixed else spaced_like(piece, next(found_pieces)) for piece, fixed in pieces]
     return before + "".join(parts) + after
 
 

@@ -331,7 +331,7 @@ class DeqNarGenerationMixin:
         if candidates.log_probs is not None:
             candidates.log_probs = candidates.log_probs.index_copy(0, rows, log_probs)
         candidates.nfe = candidates.nfe.index_add(0, rows, found.nfe)
-        if candidates.residual is not None:
+        if candidates.residual is not None and candidates.converged is not None:
             candidates.residual = candidates.residual.index_copy(0, rows, found.residual)
             candidates.converged = candidates.converged.index_copy(0, rows, found.converged)
 
