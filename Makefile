@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo lint test test-fast docs clean
+.PHONY: install demo lint test test-fast test-browser docs clean
 
 # The packages that translation needs; `make install` adds the others.
 $(VENV)/.translates: pyproject.toml constraints.txt
@@ -36,6 +36,15 @@ test: lint
 
 test-fast: install
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The page of `hf-deqnar demo` in Chromium, which is installed from Debian's packages if it is missing.
+test-browser: $(VENV)/.browser
+	command -v chromium > /dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+	$(BIN)/python -m pytest tests/browser
+
+$(VENV)/.browser: $(VENV)/.installed
+	$(BIN)/pip install --quiet -e ".[demo,browser]" -c constraints.txt
+	touch $@
 
 # The pages are in docs/; docs/results.md is printed from the result files of experiments/.
 docs: $(VENV)/.documents

@@ -3,7 +3,7 @@
 The blocks of a page run in order in one folder, with small models and data in place of those that the page assumes,
 and with the values of `SMALL`, `ADDED` and `NAMES`. Every word that is not in these tables runs as it is written.
 These commands are checked without running them: `pip` (the extras exist), `make` (the target exists), `torchrun` (its
-flags are known, the script exists) and `hf-deqnar push` (its flags are known).
+flags are known, the script exists), `hf-deqnar push`, `serve` and `demo` (their flags are known).
 
 A block that cannot run is marked by a comment on the line above it: `<!-- not run: the reason -->`.
 """
@@ -25,7 +25,7 @@ import torch
 from run import main as run_experiments
 from transformers.utils import logging
 
-from hf_deqnar.cli import push
+from hf_deqnar.cli import demo, push, serve
 from hf_deqnar.cli.main import main
 from hf_deqnar.data.parallel_text import read_parallel
 from hf_deqnar.data.tokenizer import train_tokenizer
@@ -43,6 +43,7 @@ LANGUAGES = ("python", "bash", "yaml", "text")
 NEEDED = {
     "install.md": ["my-model"],
     "translate.md": ["my-model"],
+    "serve.md": ["my-model"],
     "evaluate.md": ["my-model", "runs/teacher"],
     "train.md": ["runs/stacked", "runs/cmlm", "runs/teacher"],
     "distil.md": ["runs/teacher-2", "runs/t5", "runs/nllb"],
@@ -73,6 +74,8 @@ ADDED = {
     "bench latency": ["--sentences", "2", "--lengths", "5", "--sentences_per_length", "1", "--export", "exported"],
     "bench throughput": ["--sentences", "2", "--batches", "2", "--export", "exported"],
 }
+# Verbs that do not end, or that need a network: their flags are checked.
+PARSED = {"push": push.ARGUMENTS, "serve": serve.ARGUMENTS, "demo": demo.ARGUMENTS}
 # Models of the Hub, and a prefix that would fill the eight tokens of `distill`.
 NAMES = {
     "google-t5/t5-small": "runs/t5",
@@ -175,8 +178,8 @@ def captured() -> Iterator[tuple[io.TextIOWrapper, io.TextIOWrapper]]:
 
 def run_hf_deqnar(words: list[str]) -> None:
     verb, *flags = words[1:]
-    if verb == "push":
-        parse_arguments(push.ARGUMENTS, flags)
+    if verb in PARSED:
+        parse_arguments(PARSED[verb], flags)
         return
     file = None
     if ">" in flags:
@@ -244,6 +247,10 @@ def page_folder(models, tmp_path, monkeypatch):
     for name, part in {"train": lines[:24], "validation": lines[24:28], "test": lines[28:32]}.items():
         with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
             file.writelines(part)
+    (tmp_path / "page.html").write_text("<p>I like <b>tea</b>.", encoding="utf-8")
+    (tmp_path / "film.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nI like tea.\n", encoding="utf-8")
+    (tmp_path / "guide.md").write_text("# {name}, I like tea.\n", encoding="utf-8")
+    (tmp_path / "terms.tsv").write_text("train station\tHauptbahnhof\n", encoding="utf-8")
     (tmp_path / "corpus.en").write_text("I like tea.\nWhere is the train station?\n", encoding="utf-8")
 
     def make(page: Path) -> Path:

@@ -125,3 +125,11 @@ def test_errors_are_one_readable_line(run, saved, data, tmp_path):
         assert done.returncode == 2, (arguments, done.stdout, done.stderr)
         assert message in done.stderr, (arguments, done.stderr)
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_all_models_are_checked_before_the_first_translates(run, saved, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_deqnar.evaluation.translation.translate_sentences", pytest.fail)
+    flags = ["--data", data, "--source", "en", "--target", "de"]
+    done = run("evaluate", saved["ctc"], f"{tmp_path / 'absent'},num_beams=2", *flags)
+    assert done.returncode == 2
+    assert "absent is neither a model directory nor a model on the Hub" in done.stderr

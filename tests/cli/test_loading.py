@@ -45,3 +45,18 @@ def test_configuration_and_tokenizer_are_checked_without_the_weights(damaged):
 def test_weights_of_another_size_are_one_readable_line(damaged):
     with pytest.raises(ValueError, match="damaged are not those that its config.json describes"):
         load_model(damaged("config.json", None, d_model=64), "cpu")
+
+
+def test_a_mistyped_folder_is_reported_without_asking_the_hub(damaged, monkeypatch, tmp_path):
+    """Also with a suggestion. A name that can be one of the Hub is looked up there."""
+    damaged("config.json", None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", pytest.fail)
+    for name in ("./no", "/no/such/model", "runs/first/model", f"{tmp_path}/no", "damagd", "../no"):
+        with pytest.raises(FileNotFoundError, match="is neither a model directory nor a model on the Hub"):
+            load_model(name)
+    with pytest.raises(FileNotFoundError, match=r"; in \., did you mean damaged\?"):
+        load_model("damagd")
+    for name in ("user/model", "t5-small"):
+        with pytest.raises(pytest.fail.Exception):
+            load_model(name)

@@ -14,7 +14,10 @@ from hf_deqnar.utils.versions import FIRST_UNTESTED_TRANSFORMERS, OLDEST_TRANSFO
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "hf_deqnar"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-DISTRIBUTIONS = {"yaml": "pyyaml"}  # where the name of the import differs from the name of the package
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "prometheus_client": "prometheus-client",
+}  # where the name of the import differs from the name of the package
 
 # What `import hf_deqnar` and `hf-deqnar translate` may import.
 ENTRY_POINTS = ("hf_deqnar", "hf_deqnar.cli.main", "hf_deqnar.cli.translate", "hf_deqnar.models.deqnar.pipeline_deqnar")

@@ -83,10 +83,11 @@ def run(arguments: EvaluationArguments) -> None:
     from ..data.parallel_text import read_parallel
     from ..evaluation.metrics import compare, score
     from ..evaluation.translation import translate_sentences
+    from ..export.manifest import is_export
     from ..models.deqnar.configuration_deqnar import is_deqnar
     from ..models.deqnar.text import source_prefix
     from ..utils.files import check_parent, check_writable
-    from .loading import load_model
+    from .loading import check_local, check_model, load_model
 
     check_writable(arguments.json)
     check_parent(arguments.output_dir)
@@ -99,6 +100,11 @@ def run(arguments: EvaluationArguments) -> None:
             raise ValueError(
                 f"No sentence of {arguments.data} has a name that can be replaced by one of {arguments.other_names}."
             )
+    for text in arguments.system:  # a mistake in the last one is reported before the first is translated
+        name, _ = parse_system(text)
+        check_local(name)
+        if not is_export(Path(name)):
+            check_model(name)
     systems = {}
     for text in arguments.system:
         name, settings = parse_system(text)

@@ -18,6 +18,7 @@ from ..data.tokenizer import load_tokenizer
 from ..export.manifest import is_export
 from ..export.runtime import DeqNarOnnxModel
 from ..utils.files import reading_weights
+from ..utils.suggestions import did_you_mean
 
 
 def bundled_model() -> str:
@@ -27,11 +28,28 @@ def bundled_model() -> str:
     return hf_deqnar.PRETRAINED
 
 
+def check_local(name: str) -> None:
+    """Raise FileNotFoundError for a name that can only be a local folder, without asking the Hub for it.
+
+    Such names begin with . or / or ~, have more than one slash, or are in a folder that exists. A name without slash is
+    one if it is similar to that of a model in the current folder.
+    """
+    path = Path(name)
+    if path.exists():
+        return
+    similar = did_you_mean(path.name, [found.parent.name for found in path.parent.glob("*/config.json")])
+    in_folder = "/" in name and path.parent.is_dir()
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or in_folder or ("/" not in name and similar):
+        where = f"; in {path.parent}, {similar}" if similar else "."
+        raise FileNotFoundError(f"{name} is neither a model directory nor a model on the Hub{where}")
+
+
 def check_model(name: str) -> PreTrainedTokenizerBase:
     """Check the configuration and the tokenizer of a seq2seq model, without its weights; returns the tokenizer."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     path = Path(name)
+    check_local(name)
     if is_export(path):
         raise ValueError(f"{name} is an ONNX export, which torch cannot run; name the model itself.")
     if path.is_dir() and not (path / "config.json").is_file():
@@ -69,6 +87,7 @@ def load_model(
         if threads < 1:
             raise ValueError(f"--threads must be at least 1, not {threads}.")
         torch.set_num_threads(threads)
+    check_local(name)
     if runtime == "onnx" or (runtime is None and is_export(Path(name))):
         return load_export(name, device, threads)
     tokenizer = check_model(name)

@@ -2,14 +2,17 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
 
 import hf_deqnar
 
+from ..utils.suggestions import did_you_mean
 from . import (
     bench,
     calibrate,
+    demo,
     distill,
     energy,
     ensemble,
@@ -18,28 +21,43 @@ from . import (
     ngrams,
     push,
     report,
+    serve,
     shortlist,
     teacher,
     train,
     translate,
 )
 from .command import Command
+from .completion import complete_if_asked
 
-VERBS = {
-    "translate": translate,
-    "train": train,
-    "teacher": teacher,
-    "ensemble": ensemble,
-    "distill": distill,
-    "energy": energy,
-    "evaluate": evaluate,
-    "report": report,
-    "bench": bench,
-    "export": export,
-    "shortlist": shortlist,
-    "ngrams": ngrams,
-    "calibrate": calibrate,
-    "push": push,
+# The verbs in groups, each with an example.
+GROUPS = {
+    "translate": ({"translate": translate, "serve": serve, "demo": demo}, 'translate --watch "I like tea."'),
+    "train": (
+        {
+            "train": train,
+            "teacher": teacher,
+            "ensemble": ensemble,
+            "distill": distill,
+            "energy": energy,
+            "ngrams": ngrams,
+            "shortlist": shortlist,
+            "calibrate": calibrate,
+        },
+        "train --train_data train.jsonl --source en --target de --output_dir runs/first",
+    ),
+    "measure": (
+        {"evaluate": evaluate, "report": report, "bench": bench},
+        "evaluate runs/first --data test.jsonl --source en --target de",
+    ),
+    "publish": ({"export": export, "push": push}, "push --model runs/first --repo_id user/my-model"),
+}
+VERBS = {name: module for verbs, _ in GROUPS.values() for name, module in verbs.items()}
+
+
+COMMANDS: dict[str, Command | dict[str, Command]] = {
+    name: bench.BENCHMARKS if module is bench else Command(module.__doc__, module.ARGUMENTS, module.run)
+    for name, module in VERBS.items()
 }
 
 
@@ -51,13 +69,32 @@ class VerbParser(argparse.ArgumentParser):
         verbs = self.add_subparsers(dest="verb", required=True, metavar="verb", parser_class=argparse.ArgumentParser)
         for name, summary in summaries.items():
             verbs.add_parser(name, help=summary, add_help=False)
+        self.names = list(summaries)
 
     def error(self, message: str) -> None:
+        wrong = re.search(r"invalid choice: '([^']*)'", message)
+        advice = did_you_mean(wrong[1], self.names) if wrong else ""
+        if advice:
+            raise ValueError(f"{message.partition(' (choose')[0]}; {advice}")
         raise ValueError(f"{message}; see {self.prog} --help.")
+
+
+class GroupedParser(VerbParser):
+    """Parses the verb of `hf-deqnar`; its help has the verbs in groups."""
+
+    def format_help(self) -> str:
+        parts = ["usage: hf-deqnar VERB …", self.description or ""]
+        width = max(map(len, VERBS)) + 2
+        for title, (verbs, example) in GROUPS.items():
+            lines = [f"    {name:<{width}}{first_line(module.__doc__)}" for name, module in verbs.items()]
+            parts.append("\n".join([f"{title}:", *lines, "", f"    $ hf-deqnar {example}"]))
+        parts.append("hf-deqnar VERB --help lists the options of a verb; hf-deqnar --version prints the version.")
+        return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return its exit status: 0, 1 if some lines could not be translated, 2 after an error."""
+    complete_if_asked("hf-deqnar", COMMANDS)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     program = f"hf-deqnar {arguments[0]}" if arguments and arguments[0] in VERBS else "hf-deqnar"
     return exit_status(program, lambda: run_verb(program, arguments))
@@ -66,14 +103,17 @@ def main(arguments: list[str] | None = None) -> int:
 def run_verb(program: str, arguments: list[str]) -> int | None:
     """Find the verb, and in `bench` the benchmark, and run it with the arguments that follow."""
     summaries = {name: first_line(module.__doc__) for name, module in VERBS.items()}
-    parser = VerbParser("hf-deqnar", "Deep-equilibrium non-autoregressive translation.", summaries)
+    parser = GroupedParser("hf-deqnar", "Deep-equilibrium non-autoregressive translation.", summaries)
     parser.add_argument("--version", action="version", version=hf_deqnar.__version__)
-    module = VERBS[parser.parse_args(arguments[:1]).verb]
-    if module is not bench:
-        return Command(module.__doc__, module.ARGUMENTS, module.run)(program, arguments[1:])
-    summaries = {name: first_line(benchmark.description) for name, benchmark in bench.BENCHMARKS.items()}
+    if not arguments:
+        parser.print_help()
+        return 0
+    command = COMMANDS[parser.parse_args(arguments[:1]).verb]
+    if isinstance(command, Command):
+        return command(program, arguments[1:])
+    summaries = {name: first_line(benchmark.description) for name, benchmark in command.items()}
     name = VerbParser(program, bench.__doc__, summaries).parse_args(arguments[1:2]).verb
-    return bench.BENCHMARKS[name](f"{program} {name}", arguments[2:])
+    return command[name](f"{program} {name}", arguments[2:])
 
 
 def first_line(text: str) -> str:

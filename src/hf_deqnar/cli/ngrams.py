@@ -61,9 +61,11 @@ def run(arguments: NgramArguments) -> None:
 
 def perplexity(fluency: "Fluency", texts: list[list[int]]) -> float:
     """exp of the mean −log p of a token, the ends of the texts included."""
+    from tqdm import tqdm
+
     total, count = 0.0, 0
     of_token, of_end = fluency.one_by_one()
-    for text in texts:
+    for text in tqdm(texts, desc="measuring perplexity", unit="text", delay=2, disable=None):
         tokens = [token for token in text if token != fluency.end]
         total += sum(of_token(tuple(tokens[:place]), token) for place, token in enumerate(tokens))
         total += of_end(tuple(tokens))

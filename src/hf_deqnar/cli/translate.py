@@ -4,13 +4,18 @@
     hf-deqnar translate --watch "A man is riding a horse."
     hf-deqnar translate --model my-model --input corpus.en > corpus.de
 
-The sentences of a line are translated separately and printed as one line. For a line that cannot be translated, an
-empty line is printed and a message on stderr; the other lines are not affected, and the exit status is 1.
+    hf-deqnar translate --input page.html --glossary terms.tsv > page.de.html
+
+Subtitles (.srt), Markdown (.md) and HTML keep their markup. Without --format, other input is read line by line. The
+sentences of a line are translated separately and printed as one line. For a line that cannot be translated, an empty
+line is printed and a message on stderr; the other lines are not affected, and the exit status is 1.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from ..documents.formats import format_of
 
 # Fields that are options of `generate`.
 GENERATION = (
@@ -39,7 +44,18 @@ class TranslationArguments:
             "help": "Texts. Without any, lines are read from --input or standard input.",
         },
     )
-    input: Path | None = field(default=None, metadata={"metavar": "FILE", "help": "Text file, read line by line."})
+    input: Path | None = field(
+        default=None, metadata={"metavar": "FILE", "help": "Text file, read line by line, or a document."}
+    )
+    format: Literal["lines", "text", "srt", "markdown", "html"] | None = field(
+        default=None,
+        metadata={
+            "help": "Format: lines, text (paragraphs), srt, markdown or html. Default: by the ending of --input."
+        },
+    )
+    glossary: Path | None = field(
+        default=None, metadata={"metavar": "FILE", "help": "Lines of source term, tab and required translation."}
+    )
     model: str | None = field(default=None, metadata={"help": "Directory or hub id. Default: the bundled model."})
     device: str | None = field(
         default=None, metadata={"help": "Device, such as cpu or cuda:0. Default: cuda if available, else cpu."}
@@ -101,8 +117,25 @@ class TranslationArguments:
                 raise ValueError(f"--{name} must be at least 1, not {getattr(self, name)}.")
         if self.text and self.input is not None:
             raise ValueError("Give sentences or --input, not both.")
-        if self.input is not None and not self.input.is_file():
-            raise FileNotFoundError(f"There is no file {self.input}.")
+        for file in (self.input, self.glossary):
+            if file is not None and not file.is_file():
+                raise FileNotFoundError(f"There is no file {file}.")
+        if self.is_document:
+            shown = {"watch": self.watch, "jsonl": self.jsonl, "nbest": self.nbest > 1, "quality": self.quality}
+            shown["no_split_sentences"] = self.no_split_sentences
+            for name, is_set in shown.items():
+                if is_set:
+                    raise ValueError(f"--{name} is for lines, not for documents or glossaries; leave it or them out.")
+
+    @property
+    def document_format(self) -> str:
+        """The format of the input."""
+        return self.format or (format_of(self.input) if self.input is not None else "lines")
+
+    @property
+    def is_document(self) -> bool:
+        """Whether the input is translated as a document, with its markup and the glossary."""
+        return self.document_format != "lines" or self.glossary is not None
 
     def generation_options(self) -> dict[str, Any]:
         """The options of `generate` that are set."""
@@ -113,6 +146,10 @@ ARGUMENTS = (TranslationArguments,)
 
 
 def run(arguments: TranslationArguments) -> int:
+    if arguments.is_document:
+        from .document_translation import translate_documents
+
+        return translate_documents(arguments)
     from .line_translation import translate
 
     return translate(arguments)

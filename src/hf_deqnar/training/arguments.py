@@ -11,6 +11,7 @@ from transformers.trainer_utils import IntervalStrategy
 from ..models.deqnar.configuration_deqnar import PRESETS, DeqNarConfig
 from ..utils.arguments import parse_arguments as parse_arguments
 from ..utils.arguments import parse_settings as parse_settings
+from ..utils.suggestions import did_you_mean
 
 UNSET = "unset"
 PATIENCE = 10  # evaluations without improvement after which a run has reached its plateau
@@ -486,7 +487,8 @@ def read_settings(assignments: list[str], kind: type) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"config '{assignment}' is not of the form field=value.")
         if name not in known:
-            raise ValueError(f"config '{name}' is not a field of {kind.__name__}.")
+            advice = did_you_mean(name, known)
+            raise ValueError(f"config '{name}' is not a field of {kind.__name__}{'; ' + advice if advice else '.'}")
         try:
             found[name] = as_number(yaml.safe_load(value))
         except yaml.YAMLError as error:

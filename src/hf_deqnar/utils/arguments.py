@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from .suggestions import did_you_mean
+
 
 def load_hf_argument_parser() -> type[argparse.ArgumentParser]:
     """`transformers.HfArgumentParser`, without running the `__init__` of transformers.
@@ -60,10 +62,24 @@ class ArgumentParser(load_hf_argument_parser()):  # type: ignore[misc]  # found 
     def __init__(self, dataclass_types: Iterable[type], **settings: Any) -> None:
         dataclass_types = list(dataclass_types)
         self.positionals = [entry for kind in dataclass_types for entry in fields(kind) if is_positional(entry)]
+        self.inherited: set[str] = set()
+        self.inherited_group: argparse._ArgumentGroup | None = None
         super().__init__(dataclass_types, formatter_class=HelpFormatter, **settings)
         self.usage = self.short_usage()
 
+    def _add_dataclass_arguments(self, dtype: type) -> None:
+        """Add the fields of a dataclass; those that it inherits from transformers have a heading of their own."""
+        ours = [kind for kind in dtype.__mro__ if not is_of_transformers(kind)]
+        own = {name for kind in ours for name in vars(kind).get("__annotations__", {})}
+        inherits = len(ours) < len(dtype.__mro__)
+        self.inherited = {entry.name for entry in fields(dtype)} - own if inherits else set()
+        super()._add_dataclass_arguments(dtype)
+
     def _parse_dataclass_field(self, parser: argparse.ArgumentParser, field: Field) -> None:
+        if field.name in self.inherited:
+            if self.inherited_group is None:
+                self.inherited_group = self.add_argument_group("options of transformers")
+            parser = self.inherited_group  # type: ignore[assignment]  # it has the same methods
         names = [f"--{field.name}", *field.metadata.get("aliases", [])]
         if "_" in field.name:
             names.insert(1, f"--{field.name.replace('_', '-')}")
@@ -94,6 +110,10 @@ class ArgumentParser(load_hf_argument_parser()):  # type: ignore[misc]  # found 
         raise ValueError(re.sub(r"(--\w+)(/--[\w-]+)+", r"\1", message))  # one spelling of a flag
 
 
+def is_of_transformers(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "transformers"
+
+
 def is_positional(field: Field) -> bool:
     return field.metadata.get("positional", False)
 
@@ -121,7 +141,10 @@ def parse_arguments(
         arguments, return_remaining_strings=True, look_for_args_file=False
     )
     if unknown:
-        raise ValueError(f"'{unknown[0]}' is not understood; --help lists every flag.")
+        name = unknown[0].partition("=")[0].lstrip("-").replace("-", "_")
+        advice = did_you_mean(name, {action.dest for action in parser._actions if action.option_strings})
+        advice = f"{advice.replace('mean ', 'mean --')} " if unknown[0].startswith("-") and advice else ""
+        raise ValueError(f"'{unknown[0]}' is not understood; {advice}--help lists every flag.")
     return tuple(parsed)
 
 
@@ -150,7 +173,9 @@ def as_flags(settings: dict[str, Any], parser: argparse.ArgumentParser, origin: 
     flags = []
     for name, value in settings.items():
         if name not in known:
-            raise ValueError(f"{origin}: '{name}' is not a setting; --help lists every one.")
+            advice = did_you_mean(str(name), known)
+            advice += " " * bool(advice)
+            raise ValueError(f"{origin}: '{name}' is not a setting; {advice}--help lists every one.")
         if value is None:
             continue
         if name == "config" and isinstance(value, dict):

@@ -54,6 +54,14 @@ class Options:
         default=None,
         metadata={"help": "Parameters of the quality estimate, written by hf-deqnar calibrate. Default: the model's."},
     )
+    forced_tokens: Any = field(
+        default=None,
+        metadata={"help": "For every sentence, the terms that its translation must contain: lists of token ids."},
+    )
+    word_starts: Any = field(
+        default=None,
+        metadata={"help": "Bool tensor over the vocabulary: tokens that may follow a term of forced_tokens."},
+    )
     return_dict_in_generate: bool = field(default=False, metadata={"help": "Return a DeqNarGenerateOutput."})
     output_trajectory: bool = field(default=False, metadata={"help": "Also return the tokens of every evaluation."})
 
@@ -163,8 +171,10 @@ class DeqNarGenerationConfig(GenerationConfig):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """All options. A reranker that is a model, not a name, is omitted."""
+        """All options. A reranker that is a model, not a name, is omitted, and so are the terms of one batch."""
         saved = copy.copy(self)
+        for name in ("forced_tokens", "word_starts"):
+            delattr(saved, name)
         saved.reranker = self.reranker if isinstance(self.reranker, str) else None
         del saved._given
         return GenerationConfig.to_dict(saved)
@@ -173,7 +183,7 @@ class DeqNarGenerationConfig(GenerationConfig):
         """Options that were set, or that differ from their defaults."""
         defaults = {option.name: option.default for option in fields(Options)} | dict.fromkeys(TOKENS)
         values = {name: getattr(self, name) for name in defaults}
-        return {name: value for name, value in values.items() if name in self._given or value != defaults[name]}
+        return {name: value for name, value in values.items() if name in self._given or differs(value, defaults[name])}
 
     def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs) -> dict[str, Any]:
         """Set options; return what is not an option of these models, as transformers expects.
@@ -187,6 +197,11 @@ class DeqNarGenerationConfig(GenerationConfig):
                 self._given |= {name}
         self.validate()
         return kwargs
+
+
+def differs(value: Any, default: Any) -> bool:
+    """Whether an option is set; a tensor has no default."""
+    return value is not default if default is None else bool(value != default)
 
 
 def merge_options(

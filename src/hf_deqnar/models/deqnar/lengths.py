@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .configuration_deqnar import DeqNarConfig
+from .constraints import ForcedSearch
 from .ctc import ctc_of_log_probs, full_precision, needed_canvas, starts_of_runs, viterbi_path
 from .losses_deqnar import (
     OwnWords,
@@ -72,6 +73,14 @@ class LengthModel:
     def candidate_lengths(self, source: Any, settings: Any) -> Tensor:
         """Lengths of all canvases that `generate` tries for a sentence, (batch, candidates)."""
         raise NotImplementedError
+
+    def room_for(self, lengths: Tensor, needed: Tensor) -> Tensor:
+        """Canvas lengths that have room for at least `needed` tokens, if the length model can choose them."""
+        return lengths
+
+    def forced_search(self, terms: list[list[int]], word_starts: Tensor | None) -> ForcedSearch:
+        """The search for the most likely tokens of a canvas whose text contains terms (`forced_tokens`)."""
+        raise ValueError(f"forced_tokens is not supported by config.length='{self.config.length}'; leave it out.")
 
     def fits(self, labels: Tensor, canvas_lengths: Tensor) -> Tensor:
         """Which targets can be written on their canvas, (batch)."""
@@ -145,6 +154,12 @@ class PredictedLength(LengthModel):
         longest = min(settings.max_length, self.config.max_position_embeddings)
         return self.likeliest_lengths(source, settings.length_beams).clamp_max(longest)
 
+    def room_for(self, lengths: Tensor, needed: Tensor) -> Tensor:
+        return torch.maximum(lengths, needed[:, None])
+
+    def forced_search(self, terms: list[list[int]], word_starts: Tensor | None) -> ForcedSearch:
+        return ForcedSearch(terms, self.config.blank_token_id, merge=False, word_starts=word_starts)
+
     def loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """−Σ log P(y_i | canvas, source) over tokens that were not revealed; (1 − ε) on the token, ε spread evenly."""
         if features.shape[:2] != targets.labels.shape:
@@ -207,6 +222,9 @@ class CtcLength(LengthModel):
 
     def fits(self, labels: Tensor, canvas_lengths: Tensor) -> Tensor:
         return needed_canvas(labels, (labels >= 0).sum(dim=1)) <= canvas_lengths
+
+    def forced_search(self, terms: list[list[int]], word_starts: Tensor | None) -> ForcedSearch:
+        return ForcedSearch(terms, self.config.blank_token_id, merge=True, word_starts=word_starts)
 
     def loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """−log Σ_paths P(path | canvas, source); targets longer than their canvas are left out."""

@@ -77,6 +77,7 @@ class Candidates:
     residual: Tensor | None = None
     converged: Tensor | None = None
     log_probs: Tensor | None = None  # candidates, positions, vocabulary; for CTC beam search
+    forced: dict[int, list[list[int]]] | None = None  # candidate: the terms that its text must contain
     masked_chances: Tensor | None = None  # candidates, positions: P(z_i is masked | X); for input sampling
 
 

@@ -1,0 +1,1 @@
+"""An HTTP server that translates, with the requests and responses of LibreTranslate."""
