@@ -18,6 +18,8 @@ from hf_deqnar.models.deqnar.dag import (
     lookahead_path,
     passing,
     path_sum,
+    solve_forward,
+    sum_of_powers,
 )
 
 MINUS = float("-inf")
@@ -275,6 +277,12 @@ def test_passing_probabilities_and_positions_equal_enumeration():
         assert torch.allclose(passed[row], chance, atol=1e-12)
         real = slice(0, length)
         assert torch.allclose(positions[row, real], moment[real] / chance[real], atol=1e-10)
+
+
+def test_sum_of_powers_is_the_solution_of_the_triangular_system():
+    links = torch.stack([random_graph(length, 9, seed) for seed, length in enumerate([1, 2, 5, 9])]).exp()
+    right = torch.rand(4, 1, 9, dtype=torch.float64)
+    torch.testing.assert_close(sum_of_powers(right, links, doublings=4), solve_forward(right, links))
 
 
 @pytest.mark.parametrize("target", [[1, 2, 1, 2], [1, 2, 3, 1], [1], [1, 1, 1, 1, 1, 1, 1]])

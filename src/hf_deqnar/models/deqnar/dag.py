@@ -410,14 +410,29 @@ def passing(log_links: Tensor) -> tuple[Tensor, Tensor]:
     Both are solutions of triangular systems x·(I − E) = b, because links only go forward.
     """
     links = log_links.exp()
-    vertices = links.shape[-1]
-    system = torch.eye(vertices, dtype=links.dtype, device=links.device) - links
-    start = torch.zeros_like(links[:, :1])
-    start[:, 0, 0] = 1.0
-    passed = torch.linalg.solve_triangular(system, start, upper=True, left=False, unitriangular=True)
-    moments = torch.linalg.solve_triangular(system, passed @ links, upper=True, left=False, unitriangular=True)
-    positions = moments / passed.clamp_min(torch.finfo(links.dtype).tiny)
+    start = (torch.arange(links.shape[-1], device=links.device) == 0).to(links.dtype).expand(links.shape[0], 1, -1)
+    solve = sum_of_powers if torch.compiler.is_exporting() else solve_forward
+    passed = solve(start, links)
+    positions = solve(passed @ links, links) / passed.clamp_min(torch.finfo(links.dtype).tiny)
     return passed[:, 0], positions[:, 0]
+
+
+def solve_forward(right: Tensor, links: Tensor) -> Tensor:
+    """x with x·(I − E) = right: (batch, 1, vertices)."""
+    system = torch.eye(links.shape[-1], dtype=links.dtype, device=links.device) - links
+    return torch.linalg.solve_triangular(system, right, upper=True, left=False, unitriangular=True)
+
+
+def sum_of_powers(right: Tensor, links: Tensor, doublings: int = 10) -> Tensor:
+    """`solve_forward` with operations that ONNX has: right·Σ_k Eᵏ for k < 2ⁿ, as right·Π (I + E^(2ⁱ)) for i < n.
+
+    Eᵏ is 0 for k of the number of vertices or more, so 2ⁿ vertices are exact.
+    """
+    for doubling in range(doublings):
+        right = right + right @ links
+        if doubling + 1 < doublings:
+            links = links @ links
+    return right
 
 
 def fuzzy_loss(own_probs: Tensor, log_links: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

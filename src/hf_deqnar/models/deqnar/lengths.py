@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -224,6 +225,16 @@ class LengthModel:
         """
         raise NotImplementedError
 
+    def sentence_outputs(self, settings: Any) -> list[str] | None:
+        """Outputs of the sentence graph of an export that `sentence_text` takes; None if it does not support these
+        settings.
+        """
+        return None
+
+    def sentence_text(self, outputs: dict[str, numpy.ndarray], settings: Any) -> list[int]:
+        """The text of one sentence, in numpy: for a single sentence operations of torch take longer than the text."""
+        raise NotImplementedError
+
     def check_options(self, settings: Any) -> None:
         """Refuse generation options that do not apply to this length model, naming those that do."""
         raise NotImplementedError
@@ -376,6 +387,15 @@ class CtcLength(UpsampledLength):
 
     def text_positions(self, tokens: Tensor, mask: Tensor, *, merge_repetitions: bool) -> Tensor:
         return mask & (tokens != self.config.blank_token_id) & starts_of_runs(tokens, mask.sum(dim=1))
+
+    def sentence_outputs(self, settings: Any) -> list[str]:
+        return ["tokens"]
+
+    def sentence_text(self, outputs: dict[str, numpy.ndarray], settings: Any) -> list[int]:
+        path = outputs["tokens"]  # as ctc.collapse, which is slower for one sentence
+        selected = path != self.config.blank_token_id
+        selected[1:] &= path[1:] != path[:-1]
+        return path[selected][: settings.max_length].tolist()
 
     def search_beams(
         self, log_probs: Tensor, log_links: Tensor | None, lengths: Tensor, settings: Any, fluency: Any, least: float
@@ -540,6 +560,29 @@ class DagLength(UpsampledLength):
         before = functional.pad(latest, (1, 0), value=-1)[:, :-1]
         same = (tokens.gather(1, before.clamp_min(0)) == tokens) & (before >= 0)
         return written & ~same
+
+    def sentence_outputs(self, settings: Any) -> list[str] | None:
+        if settings.dag_beam_size > 1:
+            return None
+        return ["tokens", "log_links", "scores"] if self.needs_scores(settings) else ["tokens", "log_links"]
+
+    def sentence_text(self, outputs: dict[str, numpy.ndarray], settings: Any) -> list[int]:
+        log_links, tokens = outputs["log_links"], outputs["tokens"].tolist()
+        if settings.dag_search == "viterbi":
+            scores = torch.from_numpy(outputs["scores"])[None]
+            inputs = (torch.from_numpy(log_links)[None], scores, torch.tensor([len(tokens)]))
+            vertices = joint_viterbi(*inputs, settings.dag_length_penalty, settings.max_length)[0][0].nonzero()[:, 0]
+            text = [tokens[vertex] for vertex in vertices.tolist()[1:]]
+        else:
+            if settings.dag_search == "lookahead":
+                log_links = log_links + numpy.float32(settings.dag_beta) * outputs["scores"]
+            following, vertex, text = log_links.argmax(axis=1).tolist(), 0, []
+            while vertex < len(tokens) - 1:
+                vertex = following[vertex]
+                text.append(tokens[vertex])
+        if settings.deduplicate:
+            text = [token for token, _ in itertools.groupby(text)]
+        return text[: settings.max_length]
 
     def search_beams(
         self, log_probs: Tensor, log_links: Tensor | None, lengths: Tensor, settings: Any, fluency: Any, least: float
