@@ -400,14 +400,16 @@ class CtcLength(UpsampledLength):
     def search_beams(
         self, log_probs: Tensor, log_links: Tensor | None, lengths: Tensor, settings: Any, fluency: Any, least: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        inputs = (log_probs, lengths, self.config.blank_token_id, settings.ctc_beam_size)
-        options = {"padding": self.config.pad_token_id, "least_chance": least}
+        padding = self.config.pad_token_id
+        assert padding is not None  # checked by the configuration
+        inputs = (log_probs, lengths, self.config.blank_token_id, settings.ctc_beam_size, padding)
         if not search_by_sentence(log_probs):
-            tokens, counts, ranking = prefix_beam_search(*inputs, **options, added=fluency)
+            tokens, counts, ranking = prefix_beam_search(*inputs, added=fluency, least_chance=least)
         else:
             added = None if fluency is None else fluency.one_by_one()[0]
-            most = settings.token_bonus
-            tokens, counts, ranking = prefix_beams_by_sentence(*inputs, **options, added=added, most_added=most)
+            tokens, counts, ranking = prefix_beams_by_sentence(
+                *inputs, added=added, most_added=settings.token_bonus, least_chance=least
+            )
         found = ranking if fluency is None else ranking - fluency.of_text(tokens, counts)
         # Without n-grams texts are ranked per token, because sums favour short ones; token_bonus corrects for it.
         ranking = found / counts.clamp_min(1) if fluency is None else ranking + fluency.of_end(tokens, counts)
@@ -428,7 +430,7 @@ class CtcLength(UpsampledLength):
 DAG_OPTIONS = ("dag_search", "dag_beta", "dag_length_penalty", "dag_beam_size")
 
 # How a path is chosen: log E, scores of the likeliest tokens, lengths and settings → which vertices are passed.
-DAG_SEARCHES: dict[str, Callable[[Tensor, Tensor | None, Tensor, Any], Tensor]] = {
+DAG_SEARCHES: dict[str, Callable[[Tensor, Any, Tensor, Any], Tensor]] = {
     "greedy": lambda log_links, scores, lengths, settings: lookahead_path(log_links, None, lengths, 0.0),
     "lookahead": lambda log_links, scores, lengths, settings: lookahead_path(
         log_links, scores, lengths, settings.dag_beta
@@ -588,7 +590,10 @@ class DagLength(UpsampledLength):
         self, log_probs: Tensor, log_links: Tensor | None, lengths: Tensor, settings: Any, fluency: Any, least: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         assert log_links is not None
-        added, of_end = (None, None) if fluency is None else fluency.one_by_one()
+        added = of_end = None
+        if fluency is not None:
+            added, term_of_end = fluency.one_by_one()
+            of_end = end_of(term_of_end, fluency.end)
         beam, rows = settings.dag_beam_size, []
         for scores, links, length in zip(
             full_precision(log_probs).cpu().numpy(), log_links.cpu().numpy(), lengths.tolist(), strict=True
@@ -600,7 +605,7 @@ class DagLength(UpsampledLength):
                 settings.dag_length_penalty if fluency is None else 0.0,
                 longest=settings.max_length,
                 added=added,
-                of_end=None if fluency is None else end_of(of_end, fluency.end),
+                of_end=of_end,
                 most_added=settings.token_bonus,
                 least_chance=least,
             )
