@@ -2,8 +2,10 @@
 
 import errno
 import json
+import math
 import os
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -425,3 +427,22 @@ def test_supervised_states_train_and_their_losses_are_logged(make_trainer):
 def test_supervised_states_need_a_self_conditioned_model_and_no_fixed_point(make_trainer, model, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(objective="ctc", model=model, state_weights=[0.5, 0.5])
+
+
+@pytest.mark.parametrize("objective", ["dag+glat", "fuzzy_dag+glat"])
+def test_graphs_train_and_resume_with_the_same_weights(make_trainer, objective):
+    options = {"objective": objective, "model": {"refinement": "stacked", "dag_upsampling": 3}, "save_steps": 3}
+    trainer = make_trainer(save_strategy="steps", eval_strategy="steps", eval_steps=3, **options)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "nat" in entry]
+    assert all(entry["excluded"] == 0 and math.isfinite(entry["nat"]) for entry in logged)
+    assert any("eval_bleu" in entry for entry in trainer.state.log_history)
+    resumed = make_trainer(save_strategy="steps", eval_strategy="steps", eval_steps=3, **options)
+    resumed.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-3"))
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+def test_label_smoothing_of_graphs_is_refused():
+    with pytest.raises(ValueError, match="label_smoothing_factor=0.1 has no meaning for CTC and graphs"):
+        DeqNarTrainingArguments("unused", objective="dag+glat", label_smoothing_factor=0.1)
