@@ -19,13 +19,14 @@ from hf_deqnar.export.manifest import PRECISIONS
 
 from ..conftest import SENTENCES, small_model, with_input_predictor
 
-# Every refinement, both length models, latent variables, and other options that change a graph.
+# Every refinement, all length models, latent variables, and other options that change a graph.
 KINDS = {
     "implicit": {"refinement": "implicit", "length": "ctc", "weight_norm": "weight", "layer_norm": "pre"},
     "mixed": {"refinement": "mixed", "length": "predict", "latent": "vae"},
     "stacked": {"refinement": "stacked", "length": "ctc", "positions": "learned", "layernorm_embedding": True},
     "mixed with a shortlist": {"refinement": "mixed", "length": "ctc", "shortlist": True, "feedback": "learned"},
     "self-conditioned": {"length": "ctc", "shortlist": True, "feedback": "learned", "self_conditioning": "expected"},
+    "graph": {"length": "dag", "dag_upsampling": 3, "feedback": "learned", "self_conditioning": "expected"},
     "explicit": {"refinement": "explicit", "length": "ctc", "input_predictor": True, "shortlist": True},
 }
 

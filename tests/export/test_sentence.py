@@ -46,8 +46,9 @@ def sentences(batch) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 def test_only_supported_models_have_a_sentence_graph(loaded):
+    supported = [*AT_ONCE, "self-conditioned", "graph"]
     assert [kind for kind in KINDS if loaded(kind, "fp32")[1].sentence is not None] == sorted(
-        AT_ONCE, key=list(KINDS).index
+        supported, key=list(KINDS).index
     )
 
 
@@ -148,3 +149,25 @@ def test_long_texts_are_truncated_and_empty_ones_are_one_padding_token(loaded, b
     blank = torch.full((1, 2 * source.shape[1]), model.config.blank_token_id)
     monkeypatch.setattr(exported, "sentence", lambda *_: [blank, torch.tensor(0.1), torch.tensor(0.5)])
     assert exported.generate(source, max_nfe=2).tolist() == [[model.config.pad_token_id]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_graphs_are_read_in_one_call(loaded, batch, calls, precision):
+    model, exported = loaded("graph", precision)
+    recorded, rows = calls(exported), sentences(batch)
+    searches = [{"dag_search": "greedy"}, {}, {"dag_beta": 0.3}, {"dag_search": "viterbi"}, {"deduplicate": True}]
+    for number, options in enumerate(searches, start=1):
+        found = [exported.generate(source, max_nfe=2, **options) for source in rows]
+        assert len(recorded) == number * len(rows)
+        if precision == "fp32":
+            assert all(
+                torch.equal(one, model.generate(source, max_nfe=2, **options))
+                for one, source in zip(found, rows, strict=True)
+            )
+    before = len(recorded)
+    for source in rows:
+        beam = exported.generate(source, max_nfe=2, dag_beam_size=3)
+        if precision == "fp32":
+            assert torch.equal(beam, model.generate(source, max_nfe=2, dag_beam_size=3))
+    assert len(recorded) == before  # other graphs

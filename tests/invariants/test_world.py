@@ -68,6 +68,7 @@ def run(folder: Path, processes: int, *arguments: str) -> Path:
 
 
 CASES = ["ctc,implicit,ctc,muon", "predict,mixed,axe,adam", "predict,stacked,ce,adam"]
+CASES += ["dag,implicit,dag,adam"]
 CASES += ["predict,implicit,ce,adam,predictor"]  # which is not trained
 
 

@@ -5,7 +5,10 @@ import torch
 
 from hf_deqnar.data.parallel_text import Pair
 from hf_deqnar.data.tokenized_dataset import tokenize_for_validation, tokenize_pairs
+from hf_deqnar.models.deqnar.lengths import LENGTH_MODELS
+from hf_deqnar.objectives.objective import parse_objective
 from hf_deqnar.training.arguments import DeqNarTrainingArguments
+from hf_deqnar.training.base_trainer import canvas_limit
 from hf_deqnar.training.energy_trainer import EnergyTrainer, EnergyTrainingArguments
 from hf_deqnar.training.trainer import DeqNarTrainer
 
@@ -16,7 +19,8 @@ PAIRS = [Pair(source, [target]) for source, target in SENTENCES] * 4
 
 
 def length_for(objective: str) -> str:
-    return "ctc" if "ctc" in objective.split("+") else "predict"
+    likelihood = parse_objective(objective).likelihood
+    return next(name for name, lengths in LENGTH_MODELS.items() if likelihood in lengths.likelihoods)
 
 
 @pytest.fixture
@@ -26,8 +30,9 @@ def make_trainer(tmp_path, tokenizer):
         options = {"learning_rate": 1e-3, "warmup_steps": 2, "use_cpu": True, "disable_tqdm": True, **options}
         options = {"report_to": "none", "save_strategy": "no", "seed": 7, **options}
         fields = {"length": length_for(options["objective"]), "vocab_size": len(tokenizer), "max_nfe": 6}
+        fields["dag_upsampling"] = 3
         network = small_model(dtype, **{**fields, **(model or {})})
-        canvas = 2 if network.config.length == "ctc" else None
+        canvas = canvas_limit(network.config)
         train = tokenize_pairs(PAIRS, tokenizer, max_length=60, canvas=canvas, cache=tmp_path / "cache")
         return DeqNarTrainer(
             network,

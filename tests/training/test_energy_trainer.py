@@ -185,7 +185,7 @@ def test_unsupported_teachers_are_refused(make_energy_trainer, tokenizer, teache
 
 
 def test_ctc_students_are_refused(make_energy_trainer):
-    with pytest.raises(ValueError, match="needs config.length = 'predict', but this is a CTC model"):
+    with pytest.raises(ValueError, match="needs config.length = 'predict', but this model has 'ctc'"):
         make_energy_trainer(model={"length": "ctc"})
 
 

@@ -3,8 +3,10 @@
 import copy
 import errno
 import json
+import math
 import os
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -539,3 +541,22 @@ class RecordWeights(TrainerCallback):
 
     def on_step_end(self, args, state, control, model, **rest):
         self.weights[state.global_step] = model.lm_head.weight.detach().clone()
+
+
+@pytest.mark.parametrize("objective", ["dag+glat", "fuzzy_dag+glat"])
+def test_graphs_train_and_resume_with_the_same_weights(make_trainer, objective):
+    options = {"objective": objective, "model": {"refinement": "stacked", "dag_upsampling": 3}, "save_steps": 3}
+    trainer = make_trainer(save_strategy="steps", eval_strategy="steps", eval_steps=3, **options)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "nat" in entry]
+    assert all(entry["excluded"] == 0 and math.isfinite(entry["nat"]) for entry in logged)
+    assert any("eval_bleu" in entry for entry in trainer.state.log_history)
+    resumed = make_trainer(save_strategy="steps", eval_strategy="steps", eval_steps=3, **options)
+    resumed.train(resume_from_checkpoint=str(Path(trainer.args.output_dir) / "checkpoint-3"))
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+
+
+def test_label_smoothing_of_graphs_is_refused():
+    with pytest.raises(ValueError, match="label_smoothing_factor=0.1 has no meaning for CTC and graphs"):
+        DeqNarTrainingArguments("unused", objective="dag+glat", label_smoothing_factor=0.1)

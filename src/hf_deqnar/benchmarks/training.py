@@ -6,6 +6,9 @@ pass, selects glanced tokens with a log-softmax over the vocabulary, and uses th
 the loss. Every system trains in its own process on the same batches, with interleaved steps. CPU time is
 that of all threads; it is less affected by other processes than wall-clock time. Peak memory is what torch allocates in
 one further step, parameters included.
+
+A second table compares the likelihoods alone, loss and backward pass from random features: CTC, and graphs of several
+sizes with their links.
 """
 
 import multiprocessing
@@ -24,6 +27,7 @@ from torch.nn import functional
 from ..models.deqnar.configuration_deqnar import CHOICES, DeqNarConfig
 from ..models.deqnar.ctc import ctc_loss, viterbi_path
 from ..models.deqnar.lengths import LENGTH_MODELS
+from ..models.deqnar.losses_deqnar import Targets
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.stability import RandomState
 from ..objectives.inputs import Prediction, masked, needs_prediction
@@ -41,6 +45,12 @@ COMPARED = 3  # batches on which the losses of both implementations are compared
 FIRST_WORD = 6  # below are special tokens
 SHORTEST, LONGEST = 5, 30
 SAMPLED_WORDS = 512
+ROWS, WORDS = 32, 20  # sentences, and tokens of each, with which likelihoods are compared
+LIKELIHOODS: dict[str, dict[str, Any]] = {
+    "CTC, 2 × source": {"length": "ctc"},
+    "graph, 4 × source": {"length": "dag", "dag_upsampling": 4},
+    "graph, 8 × source": {"length": "dag", "dag_upsampling": 8},
+}
 
 
 @dataclass
@@ -181,7 +191,7 @@ class Worker:
         if system.states:
             settings |= {"states": SupervisedStates((1 / system.states,) * system.states), "equilibrium": 0.0}
         self.objective = parse_objective(options.objective, **settings)
-        length = "ctc" if "ctc" in options.objective.split("+") else "predict"
+        length = next(name for name, one in LENGTH_MODELS.items() if self.objective.likelihood in one.likelihoods)
         size = {"vocab_size": options.vocabulary, "length": length}
         self.model = untrained_model(DeqNarConfig.preset(options.preset, **size, **system.fields))
         self.model.train()
@@ -283,12 +293,49 @@ def measure(options: TrainingOptions) -> dict:
             "first_losses": losses[system.name],
             "system": asdict(system),
         }
+    likelihoods = measure_likelihoods(options)
     shown = ("objective", "preset", "vocabulary", "layers", "max_tokens", "correction", "steps", "seed")
     return {
         "machine": machine(options.threads),
         "settings": {key: getattr(options, key) for key in shown},
         "results": results,
+        "likelihoods": likelihoods,
         "largest_difference": largest_difference(results),
+    }
+
+
+def measure_likelihoods(options: TrainingOptions) -> dict[str, dict[str, float]]:
+    """Seconds of a loss and its backward pass, and the peak of the memory allocated for them, by likelihood."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        return {name: measure_likelihood(fields, options) for name, fields in LIKELIHOODS.items()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure_likelihood(fields: dict[str, Any], options: TrainingOptions) -> dict[str, float]:
+    torch.manual_seed(options.seed)
+    config = DeqNarConfig.preset(options.preset, vocab_size=options.vocabulary, refinement="stacked", **fields)
+    model = untrained_model(config).train()
+    labels = torch.randint(FIRST_WORD, options.vocabulary, (ROWS, WORDS))
+    features = torch.randn(ROWS, WORDS * config.upsampling, config.d_model, requires_grad=True)
+    targets = Targets(labels, torch.ones(features.shape[:2], dtype=torch.bool))
+
+    def run() -> None:
+        total, count = model.length_model.loss(model, features, targets)
+        (total / count).backward()
+
+    seconds, cpu_seconds = [], []
+    for _ in range(WARM_UP + options.steps):
+        start, start_cpu = time.perf_counter(), time.process_time()
+        run()
+        seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - start_cpu)
+    return {
+        "seconds": statistics.median(seconds[WARM_UP:]),
+        "cpu_seconds": statistics.median(cpu_seconds[WARM_UP:]),
+        "peak_bytes": peak_bytes(run),
     }
 
 
@@ -296,12 +343,13 @@ def check(options: TrainingOptions) -> list[System]:
     """The selected systems, after checking the options."""
     objective = parse_objective(options.objective)
     glancing = objective.input is masked or needs_prediction(objective.input)
-    if objective.target is not reference or (objective.likelihood == "ctc" and not glancing):
+    supported = {"ce": True, "ctc": glancing}.get(objective.likelihood, False)
+    if objective.target is not reference or not supported:
         raise ValueError(
             f"--objective {options.objective}: the reference implementation supports ce and ctc, masked and glat, and "
             "cmlm without ctc; choose one of these."
         )
-    lengths = next(one for one in LENGTH_MODELS.values() if one.likelihood == objective.likelihood)
+    lengths = next(one for one in LENGTH_MODELS.values() if objective.likelihood in one.likelihoods)
     known = systems(options.layers, options.correction, lengths.has_sampled_loss)
     chosen = [one for one in known if any(text in one.name for text in options.only)]
     if not chosen:
@@ -363,4 +411,22 @@ def table(figures: dict) -> str:
     agreement = (
         "" if difference is None else f"\n\nLargest difference in loss between the implementations: {difference:.1e}"
     )
-    return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}{agreement}"
+    head = f"{figures['machine']}\n{figures['settings']}"
+    likelihoods = likelihood_table(figures["likelihoods"])
+    return f"{head}\n\n{markdown_table(headers, rows)}{agreement}\n\n{likelihoods}"
+
+
+def likelihood_table(likelihoods: dict[str, dict[str, float]]) -> str:
+    first = next(iter(likelihoods.values()))
+    rows = [
+        [
+            name,
+            f"{1000 * one['seconds']:.0f}",
+            f"{1000 * one['cpu_seconds']:.0f}",
+            f"{one['cpu_seconds'] / first['cpu_seconds']:.2f}×",
+            f"{one['peak_bytes'] / 1e6:.0f}",
+        ]
+        for name, one in likelihoods.items()
+    ]
+    title = f"Loss and backward pass of {ROWS} sentences of {WORDS} tokens, without encoder and decoder"
+    return f"{title}\n\n{markdown_table(['likelihood', 'ms', 'CPU ms', 'CPU to first', 'MB'], rows)}"

@@ -15,6 +15,7 @@ from ..evaluation.metrics import score, sentence_bleu
 from ..evaluation.mple_report import conditional_total_correlation, measure_losses, pearson, target_loss
 from ..evaluation.translation import labelled_batches, translate_sentences
 from ..models.deqnar.configuration_deqnar import is_deqnar
+from ..models.deqnar.generation_config_deqnar import SEARCH_OPTIONS
 from ..models.deqnar.reranking import check_same_tokens
 from ..objectives.input_predictor import check_vanilla, fit_input_predictor
 from ..objectives.inputs import masked
@@ -180,11 +181,12 @@ def measure(subject: Subject, options: ReportArguments, pairs: list[Pair]) -> di
     figures |= {"mple": losses.nat + losses.input + target, "tokens": losses.tokens, "left_out": losses.dropped}
 
     def bleu(**decoding: Any) -> float:
-        plain = {"refinement_passes": 1, "ctc_beam_size": 1, **decoding}
+        plain = {"refinement_passes": 1, **dict.fromkeys(SEARCH_OPTIONS, 1), **decoding}
         return score(translate_sentences(model, tokenizer, sources, options.batch_size, **plain), pairs)["bleu"]
 
     figures["bleu"] = bleu(input_sampling=False)
-    if objective.input is masked:  # its input is always the fully masked canvas
+    # The input of these is always the fully masked canvas.
+    if objective.input is masked or model.length_model.reads_once:
         return {**figures, "sampled_bleu": figures["bleu"]}
     return {**figures, "sampled_bleu": bleu(input_sampling=True, sampling_seed=options.seed)}
 
@@ -215,7 +217,7 @@ def tables(figures: dict[str, Any]) -> str:
         ]
         lines += [markdown_table(headers, rows), "", correlation_line(figures["pearson"])]
         left_out = {label(text): found["left_out"] for text, found in figures["models"].items() if found["left_out"]}
-        lines += [f"{name}: {count} targets do not fit on their CTC canvas." for name, count in left_out.items()]
+        lines += [f"{name}: {count} targets do not fit on their canvas." for name, count in left_out.items()]
         if figures["references"] < 2:
             lines.append("With one reference, the distance of a raw target from it is 0; L_target needs several.")
     if "total_correlation" in figures:

@@ -21,6 +21,10 @@ from ..documents.formats import format_of
 GENERATION = (
     "length_beams",
     "ctc_beam_size",
+    "dag_search",
+    "dag_beta",
+    "dag_length_penalty",
+    "dag_beam_size",
     "refinement_passes",
     "max_nfe",
     "tol",
@@ -74,6 +78,18 @@ class TranslationArguments:
     length_beams: int | None = field(default=None, metadata={"help": "Number of candidate lengths per sentence."})
     ctc_beam_size: int | None = field(
         default=None, metadata={"help": "Beam size of the CTC prefix search; 1 takes the best path."}
+    )
+    dag_search: Literal["greedy", "lookahead", "viterbi"] | None = field(
+        default=None, metadata={"help": "How a path of a graph is chosen: greedy, lookahead or viterbi."}
+    )
+    dag_beta: float | None = field(
+        default=None, metadata={"help": "Weight of the token's log-probability in lookahead."}
+    )
+    dag_length_penalty: float | None = field(
+        default=None, metadata={"help": "α of score / length^α in the viterbi and beam search of a graph."}
+    )
+    dag_beam_size: int | None = field(
+        default=None, metadata={"help": "Beam size of the search of texts in a graph; 1 for none."}
     )
     refinement_passes: int | None = field(
         default=None,

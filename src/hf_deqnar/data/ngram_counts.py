@@ -7,7 +7,7 @@ import torch
 
 from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.ctc import extend_hash
-from ..models.deqnar.generation_deqnar import DeqNarGenerationConfig
+from ..models.deqnar.generation_config_deqnar import SEARCH_OPTIONS, DeqNarGenerationConfig
 from ..models.deqnar.lengths import LENGTH_MODELS
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.ngrams import NO_TOKEN, Ngrams
@@ -96,18 +96,19 @@ def end_token_id(config: DeqNarConfig) -> int:
 def add_ngrams(
     model: DeqNarForConditionalGeneration, texts: Tokens, *, order: int, least: int, weight: float, bonus: float
 ) -> None:
-    """Add n-grams to a CTC model, for its beam search.
+    """Add n-grams to a model of CTC or graphs, for its beam search.
 
     Args:
-        model: with `length="ctc"`; changed in place.
+        model: with `length="ctc"` or `"dag"`; changed in place.
         texts: token ids of the target language.
         order, least: as for `learn_ngrams`.
         weight, bonus: defaults of `ngram_weight` and `token_bonus` in the model's generation config.
     """
     config = model.config
-    if not LENGTH_MODELS[config.length].has_own_alignment:
+    search = LENGTH_MODELS[config.length].search_option
+    if search is None:
         raise ValueError(
-            f"length='{config.length}': n-grams need a model with length='ctc', whose beam search uses them."
+            f"length='{config.length}': n-grams need a model with length='ctc' or 'dag', whose beam search uses them."
         )
     if order < 2 or least < 1:
         raise ValueError(f"order={order} and least={least} must be at least 2 and 1.")
@@ -119,8 +120,8 @@ def add_ngrams(
     model.model.ngrams = ngrams.to(model.device)
     config.ngram_order, config.ngram_entries = order, len(ngrams.keys)
     assert model.generation_config is not None  # only before `__init__` has ended
-    beam = max(model.generation_config.ctc_beam_size, 5)
-    model.generation_config.update(ctc_beam_size=beam, ngram_weight=weight, token_bonus=bonus)
+    beam = {search: max(getattr(model.generation_config, search), 5)}
+    model.generation_config.update(**beam, ngram_weight=weight, token_bonus=bonus)
 
 
 def remove_ngrams(model: DeqNarForConditionalGeneration) -> DeqNarForConditionalGeneration:
@@ -132,6 +133,6 @@ def remove_ngrams(model: DeqNarForConditionalGeneration) -> DeqNarForConditional
         model.model.ngrams = None
         model.config.ngram_order = model.config.ngram_entries = 0
         defaults = DeqNarGenerationConfig()
-        for name in ("ctc_beam_size", "ngram_weight", "token_bonus"):
+        for name in (*SEARCH_OPTIONS, "ngram_weight", "token_bonus"):
             setattr(model.generation_config, name, getattr(defaults, name))
     return model

@@ -24,6 +24,33 @@ logger = logging.get_logger(__name__)
 VALID, EMPTY, TOO_LONG, NO_CANVAS = "", "empty", "too long", "longer than its canvas"
 
 
+@dataclass(frozen=True)
+class CanvasLimit:
+    """How long a target may be.
+
+    Attributes:
+        factor: canvas positions per source token.
+        needed: labels → number of canvas positions that they need.
+        name: of the rule, part of the fingerprint of a data set.
+    """
+
+    factor: int
+    needed: Callable[[Sequence[int]], int]
+    name: str
+
+    def fits(self, labels: Sequence[int], input_ids: Sequence[int]) -> bool:
+        """Whether a target fits on the canvas of its source."""
+        return self.needed(labels) <= self.factor * len(input_ids)
+
+    @classmethod
+    def of(cls, canvas: "int | CanvasLimit | None") -> "CanvasLimit | None":
+        """A number is that of a CTC model."""
+        return cls(canvas, ctc_positions, str(canvas)) if isinstance(canvas, int) else canvas
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass
 class TokenizedPairs:
     """A data set with `input_ids`, `labels` and `number`, the index of the pair in the corpus."""
@@ -44,19 +71,19 @@ def tokenize_pairs(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
-    canvas: int | None = None,
+    canvas: int | CanvasLimit | None = None,
     cache: str | Path | None = None,
 ) -> TokenizedPairs:
     """Tokenise training pairs; the first reference is the target.
 
     Dropped and counted by reason: pairs with an empty side, with more than `max_length` tokens on a side, and, for CTC
-    models, with a target that does not fit on its canvas.
+    models and graphs, with a target that does not fit on its canvas.
 
     Args:
         pairs: the corpus.
         tokenizer: a fast tokenizer.
         max_length: most tokens of a source or target.
-        canvas: canvas positions per source token of a CTC model; None for other models.
+        canvas: canvas positions per source token of a CTC model, or the limit of another one; None without a limit.
         cache: folder of the cached result, which a call with the same texts, tokenizer and settings reuses.
     """
     texts = {
@@ -211,7 +238,12 @@ def within_budget(order: Iterable[int], lengths: Sequence[int], max_tokens: int)
 
 
 def drop_reason(
-    source: str, target: str, input_ids: list[int], labels: list[int], max_length: int, canvas: int | None
+    source: str,
+    target: str,
+    input_ids: list[int],
+    labels: list[int],
+    max_length: int,
+    canvas: int | CanvasLimit | None,
 ) -> str:
     """Why a pair cannot be used for training; `VALID` (an empty string) if it can.
 
@@ -224,7 +256,8 @@ def drop_reason(
         return EMPTY
     if max(len(input_ids), len(labels)) > max_length:
         return TOO_LONG
-    if canvas is not None and ctc_positions(labels) > canvas * len(input_ids):
+    limit = CanvasLimit.of(canvas)
+    if limit is not None and not limit.fits(labels, input_ids):
         return NO_CANVAS
     return VALID
 

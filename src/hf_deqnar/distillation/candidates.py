@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.parallel_text import Pair, read_parallel
 from ..data.tokenized_dataset import (
     VALID,
+    CanvasLimit,
     TokenizedPairs,
     clean_texts,
     drop_reason,
@@ -67,7 +68,7 @@ def tokenize_candidates(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
-    canvas: int | None = None,
+    canvas: int | CanvasLimit | None = None,
     cache: str | Path | None = None,
     processes: int | None = None,
 ) -> TokenizedCandidates:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..models.deqnar.losses_deqnar import Targets, cross_entropy_total
+from ..models.deqnar.losses_deqnar import cross_entropy_total
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.reranking import check_scorer, teacher_forced
 from ..objectives.input_predictor import (
@@ -41,7 +41,7 @@ class Losses:
     nat: float
     input: float
     tokens: int
-    dropped: int  # sentences whose target does not fit on its CTC canvas
+    dropped: int  # sentences whose target does not fit on its canvas
     targets: list[list[int]]  # T of every sentence in the order of the batches, without blank tokens
 
 
@@ -58,7 +58,7 @@ def measure_losses(
     """L_NAT and L_input of a model under its objective at the end of training, without label smoothing.
 
     L_NAT = E_Q[−Σ_{i not revealed} log P(t_i | Z, X)]; revealed tokens are copied and have no loss (appendix E.6). For
-    CTC it is −log Σ_paths P(path | Z, X). L_input = E_Q[−Σ_i log P(z_i | X) + log Q(Z | X)]; 0 if nothing is
+    CTC and graphs it is −log Σ_paths P(path | Z, X). L_input = E_Q[−Σ_i log P(z_i | X) + log Q(Z | X)]; 0 if nothing is
     revealed. Latent variables add KL(q ‖ p) to L_input (appendix E.7).
 
     Args:
@@ -93,17 +93,17 @@ def measure_losses(
             if fits.any():
                 part = {name: values[fits] for name, values in batch.items()}
                 proxy, latent_loss = _draw(model, objective, part, generator)
-                nat += _negative_log_likelihood(model, objective, part, proxy)
+                nat += _negative_log_likelihood(model, objective, proxy)
                 input_loss += latent_loss
                 if objective.input is not masked:
                     input_loss += negative_log_probability(model, part, proxy, vanilla).item()
                     input_loss += input_log_probability(objective.input, proxy).sum().item()
                 tokens += (proxy.labels >= 0).sum().item()
-                chosen = proxy.labels if fits.all() else chosen  # CTC, the only case, does not change targets
+                chosen = proxy.labels if fits.all() else chosen  # models with an own alignment do not change targets
             if draw == 0:
                 targets += target_tokens(chosen, model.config.blank_token_id)
     if not tokens:
-        raise ValueError("No target fits on its CTC canvas, so there is no loss to measure; use other sentences.")
+        raise ValueError("No target fits on its canvas, so there is no loss to measure; use other sentences.")
     return Losses(nat / tokens, input_loss / tokens, int(tokens) // draws, int(dropped) // draws, targets)
 
 
@@ -128,13 +128,10 @@ def target_tokens(labels: Tensor, blank: int) -> list[list[int]]:
     return [[token for token in row if token >= 0 and token != blank] for row in labels.tolist()]
 
 
-def _negative_log_likelihood(
-    model: DeqNarForConditionalGeneration, objective: Objective, batch: Batch, proxy: Proxy
-) -> float:
+def _negative_log_likelihood(model: DeqNarForConditionalGeneration, objective: Objective, proxy: Proxy) -> float:
     """−log P(T | Z, X), summed over a batch."""
     found = model.solve(proxy.source, proxy.canvas)
-    targets = Targets(proxy.labels, proxy.canvas.mask, proxy.revealed)
-    return model.length_model.loss(model, found.value, targets)[0].item()
+    return model.length_model.loss(model, found.value, objective.targets(proxy))[0].item()
 
 
 def input_log_probability(chosen: ProxyInput, proxy: Proxy) -> Tensor:
@@ -148,7 +145,7 @@ def input_log_probability(chosen: ProxyInput, proxy: Proxy) -> Tensor:
         proxy: with the revealed positions.
     """
     rule, settings = getattr(chosen, "func", chosen), getattr(chosen, "keywords", {})
-    revealed, mask = proxy.revealed, proxy.canvas.mask
+    revealed, mask = proxy.revealed, proxy.canvas.mask if proxy.target_mask is None else proxy.target_mask
     lengths, counts = mask.sum(dim=1).double(), revealed.sum(dim=1).double()
     uniform = torch.lgamma(counts + 1) + torch.lgamma(lengths - counts + 1) - torch.lgamma(lengths + 1)
     if rule is masked:

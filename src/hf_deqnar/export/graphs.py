@@ -6,7 +6,8 @@
     feedback    only of `explicit` models: features → expected embeddings (a learned W·z is part of the transition)
     head        features → the most likely token, its log-probability, and the log-probabilities of all tokens
     input_head  only of models with an input predictor
-    sentence    only of CTC models that are not `explicit`: one graph for a single sentence (`sentence.py`)
+    links       only of models with length='dag': features and canvas mask → log E of the links
+    sentence    only of CTC models and graphs that are not `explicit`: one graph for a single sentence (`sentence.py`)
 
 In a model with a shortlist, graphs that predict tokens also take the shortlist as input.
 Rows, source and canvas are dynamic axes of all graphs. The runtime that solves with them is in `runtime.py`; its core
@@ -36,7 +37,16 @@ from ..models.deqnar.transition_deqnar import Context
 from .manifest import NGRAMS, PRECISIONS, SHORTLIST, is_export, write_manifest
 from .messages import quiet
 from .quantization import quantise, quantise_embedding
-from .sentence import CANDIDATES, PARTS, READ, OpeningGraph, ReadingGraph, StepGraph, has_sentence_graph, join_parts
+from .sentence import (
+    CANDIDATES,
+    PARTS,
+    OpeningGraph,
+    ReadingGraph,
+    StepGraph,
+    has_sentence_graph,
+    join_parts,
+    reading_graph,
+)
 from .shared_weights import share_weights
 
 OPSET = 18
@@ -89,7 +99,14 @@ class TransitionGraph(nn.Module):
         count = 2 * len(core.transition.layers)
         memory = list(zip(rest[:count:2], rest[1:count:2], strict=True))
         context = Context(
-            injection, canvas_mask, memory, memory_mask, None, None, *prediction_fields(core, rest[count:])
+            injection,
+            canvas_mask,
+            memory,
+            memory_mask,
+            None,
+            None,
+            *prediction_fields(core, rest[count:]),
+            links=core.link_head,
         )
         evaluate = core.transition if core.transition.state_is_features else core.transition.features
         return evaluate(state, context)
@@ -228,6 +245,9 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
         graphs["feedback"] = Graph(FeedbackGraph(core), {"features": hidden, **words}, ["value"])
     if core.input_head is not None:
         graphs["input_head"] = Graph(core.input_head, {"features": hidden}, ["odds"])
+    if core.link_head is not None:
+        positions = (torch.ones(rows, canvas, dtype=torch.bool), on_canvas)
+        graphs["links"] = Graph(core.link_head, {"features": hidden, "canvas_mask": positions}, ["log_links"])
     return graphs | sentence_parts(model)
 
 
@@ -250,10 +270,11 @@ def sentence_parts(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
     if not config.seeks_equilibrium:
         state, found = "start", ["features", "residual"]
     inputs = {state: hidden, "injection": hidden, **projected, **predicting}
+    reading, outputs = reading_graph(model)
     return {
         "opening": Graph(OpeningGraph(core), {"input_ids": tokens}, ["start", "injection", *projected]),
         "step": Graph(StepGraph(core), inputs, found),
-        "reading": Graph(ReadingGraph(model), {"features": hidden, **words}, READ),
+        "reading": Graph(reading, {"features": hidden, **words}, outputs),
     }
 
 

@@ -144,10 +144,16 @@ class OnnxCore(nn.Module, RefinementMixin):
         self.transition = OnnxTransition(config, sessions["transition"], sessions.get("feedback"))
         self.predictor = sessions.get("input_head")
         self.input_head = None if self.predictor is None else self.predict_input
+        self.linker = sessions.get("links")
         self.train(False)
 
     def predict_input(self, features: Tensor) -> Tensor:
         return self.predictor({"features": features})[0]
+
+    def link_head(self, features: Tensor, mask: Tensor) -> Tensor:
+        """log E of a graph; not quantised, so that rows are independent of each other."""
+        assert self.linker is not None  # called for graphs only
+        return self.linker({"features": features, "canvas_mask": mask})[0]
 
     def check_source(self, input_ids: Tensor | None, attention_mask: Tensor | None, encoder_outputs: None) -> Tensor:
         """Additionally check the length limit of the exported position tables."""
@@ -335,7 +341,8 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
 
     def _sentence_options(self, settings: DeqNarGenerationConfig) -> dict[str, Tensor] | None:
         """Solver inputs of the sentence graph; None if it does not support the options."""
-        unsupported = settings.refinement_passes > 1 or settings.input_sampling
+        unsupported = self.length_model.sentence_outputs(settings) is None
+        unsupported = unsupported or settings.refinement_passes > 1 or settings.input_sampling
         unsupported = unsupported or settings.ctc_beam_size > WIDEST_BEAM or settings.num_return_sequences > 1
         observed = settings.return_dict_in_generate or settings.stop_on_stable_tokens is not None
         if self.sentence is None or unsupported or observed or settings.reranker is not None:
@@ -362,18 +369,16 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         searched = settings.ctc_beam_size > 1
         if searched and words is not None and len(words.tokens) < CANDIDATES:
             return None
-        read = ["log_probabilities", "candidates"] if searched else ["tokens"]
+        names = ["log_probabilities", "candidates"] if searched else self.length_model.sentence_outputs(settings)
         *read, residual, before = self.sentence(
-            inputs, [*read, "residual", "residual_before" if options else "residual"]
+            inputs, [*names, "residual", "residual_before" if options else "residual"]
         )
         if not float(residual) < (float(before) if options else NO_RESIDUAL):
             return None
         if searched:
             return self._search(*read, words, settings)
-        path = read[0][0].numpy()  # as ctc.collapse, which is slower for one sentence
-        selected = path != self.config.blank_token_id
-        selected[1:] &= path[1:] != path[:-1]
-        return path[selected][: settings.max_length].tolist()
+        outputs = {name: output[0].numpy() for name, output in zip(names, read, strict=True)}
+        return self.length_model.sentence_text(outputs, settings)
 
     def _search(
         self, log_probabilities: Tensor, candidates: Tensor, words: Words | None, settings: DeqNarGenerationConfig

@@ -45,7 +45,7 @@ class OpeningGraph(nn.Module):
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         core = self.core
         source = core.encode_source(input_ids, None)
-        shape = (1, input_ids.shape[1] * core.config.ctc_upsampling)
+        shape = (1, input_ids.shape[1] * core.config.upsampling)
         canvas = torch.full(shape, core.config.mask_token_id, dtype=torch.long)
         canvas_mask, source_mask = (torch.ones_like(tokens, dtype=torch.bool) for tokens in (canvas, input_ids))
         injection = core.inject(canvas, canvas_mask, source.encoder_states, source_mask)
@@ -64,7 +64,8 @@ class StepGraph(nn.Module):
         memory, words = list(zip(rest[:count:2], rest[1:count:2], strict=True)), rest[count:]
         embedding = core.shared.weight[words[0]] if words else core.shared.weight
         listed = Words(words[0], None) if words else None
-        context = Context(injection, None, memory, None, None, None, embedding, core.embedding_scale, listed)
+        fields = (embedding, core.embedding_scale, listed, core.link_head)
+        context = Context(injection, None, memory, None, None, None, *fields)
         value = core.transition(state, context)
         return value, (value - state).norm() / value.norm().clamp_min(1e-12)
 
@@ -94,11 +95,31 @@ class ReadingGraph(nn.Module):
         return best if words is None else words[best], logits.log_softmax(dim=-1), candidates
 
 
+class GraphReadingGraph(ReadingGraph):
+    """`ReadingGraph`, and log E and the log-probability of the most likely token, from which a path is read."""
+
+    def __init__(self, model: DeqNarForConditionalGeneration) -> None:
+        super().__init__(model)
+        self.link_head = model.model.link_head
+
+    def forward(self, features: Tensor, words: Tensor | None = None) -> tuple[Tensor, ...]:
+        tokens, log_probs, candidates = super().forward(features, words)
+        return tokens, log_probs, candidates, self.link_head(features, None), log_probs.amax(dim=-1)
+
+
+def reading_graph(model: DeqNarForConditionalGeneration) -> tuple[ReadingGraph, list[str]]:
+    """The graph that reads features, and the names of its outputs."""
+    if model.model.link_head is None:
+        return ReadingGraph(model), READ
+    return GraphReadingGraph(model), [*READ, "log_links", "scores"]
+
+
 def join_parts(folder: Path, target: Path, repeats: bool) -> None:
     """Join the three graphs in a folder to one.
 
     Its inputs are `input_ids`, `words` of a model with a shortlist and, if `repeats`, `max_nfe` and `tol`; its outputs
-    `tokens`, `log_probabilities`, `candidates`, `residual` and, if `repeats`, `residual_before` and `nfe`.
+    `tokens`, `log_probabilities`, `candidates`, of a graph `log_links` and `scores`, `residual` and, if `repeats`,
+    `residual_before` and `nfe`.
     """
     import onnx
     from onnx import helper

@@ -216,8 +216,8 @@ def check_student(config: DeqNarConfig) -> None:
     """Check that the canvas of the student is a token sequence, which the teacher needs."""
     if LENGTH_MODELS[config.length].has_own_alignment:
         raise ValueError(
-            "Energy training needs config.length = 'predict', but this is a CTC model, whose canvas is a path with "
-            "blanks and repetitions; start from a model that predicts lengths."
+            f"Energy training needs config.length = 'predict', but this model has '{config.length}', whose canvas is "
+            "not a token sequence; start from a model that predicts lengths."
         )
 
 

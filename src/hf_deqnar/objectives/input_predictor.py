@@ -136,9 +136,9 @@ def negative_log_probability(
 
 def check_vanilla(config: DeqNarConfig, vanilla: DeqNarConfig) -> None:
     """Raise ValueError for a model of P(t_i | X) with another vocabulary or canvas."""
-    for field in ("vocab_size", "mask_token_id", "blank_token_id", "pad_token_id", "length", "ctc_upsampling"):
+    for field in ("vocab_size", "mask_token_id", "blank_token_id", "pad_token_id", "length", "upsampling"):
         expected, actual = getattr(config, field), getattr(vanilla, field)
-        if actual != expected and (field != "ctc_upsampling" or config.max_source_length != vanilla.max_source_length):
+        if actual != expected:
             raise ValueError(
                 f"The vanilla model has {field}={actual} but the model has {expected}; train it with the same "
                 "tokenizer and kind of length."

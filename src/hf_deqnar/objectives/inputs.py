@@ -86,8 +86,12 @@ def glancing(
     end: float = 0.3,
     distance: str = "hamming",
     by: str = "uniform",
+    rounded: bool = False,
 ) -> Tensor:
     """GLAT: l = ⌊λ·d(T, prediction)⌋ tokens are revealed, λ decreasing linearly from `start` to `end`.
+
+    For a graph d counts wrong vertices of the best path only, and `DagLength.glancing` has the options of
+    DA-Transformer.
 
     Learns: a masked token from the source, with the more help the more the model's own prediction is wrong.
     Inputs: source, target, and the model's prediction on a masked canvas.
@@ -99,11 +103,13 @@ def glancing(
         distance: a name in `DISTANCES`: d counts wrong positions (`hamming`) or edits (`levenshtein`).
         by: which tokens are revealed, a name in `GLANCING_WEIGHTS`: any (`uniform`), or with a probability proportional
             to P(t_i | X) (`reference`) or to 1 − P(t_i | X) (`difficulty`).
+        rounded: round l to the nearest integer instead of down.
     """
     errors = DISTANCES[distance](prediction.tokens, target, mask)
     ratio = start + (end - start) * min(max(progress, 0.0), 1.0)
     weights = glancing_weights(prediction.target_probs, by)
-    return reveal(floor(ratio * errors.double()), mask, weights, generator)
+    count = ratio * errors.double()
+    return reveal(floor(count + 0.5 if rounded else count), mask, weights, generator)
 
 
 # (predicted tokens, target tokens, mask), all (batch, canvas) → distance of every row, (batch)

@@ -7,6 +7,7 @@ terms["loss"].backward()
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.fixed_point import FixedPoint
 from ..models.deqnar.layers_deqnar import Record
 from ..models.deqnar.lengths import LENGTH_MODELS
-from ..models.deqnar.losses_deqnar import OwnWords, SampledWords, Targets, TargetScores, score_targets
+from ..models.deqnar.losses_deqnar import OwnWords, SampledWords, Targets, TargetScores
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.refinement_deqnar import Canvas, Source
 from ..models.deqnar.stability import (
@@ -62,6 +63,7 @@ class Proxy:
     revealed: Tensor  # (batch, canvas): positions with a revealed token
     target_probs: Tensor | None = None  # (batch, canvas): P(t_i | X) on a masked canvas, if it was computed
     errors: Tensor | None = None  # (batch, canvas): positions where the prediction on a masked canvas was wrong
+    target_mask: Tensor | None = None  # (batch, canvas): positions of target tokens; None if all positions are
 
 
 @dataclass
@@ -152,7 +154,7 @@ class Objective:
             labels = self._choose_candidate(model, batch, source, max_nfe)
         terms: dict[str, Term] = {}
         proxy = self.choose_proxy(model, source, labels, progress, generator, max_nfe, terms)
-        targets = Targets(proxy.labels, proxy.canvas.mask, proxy.revealed, self.label_smoothing)
+        targets = self.targets(proxy, self.label_smoothing)
 
         config = model.config
         if self.sampled_words:
@@ -197,6 +199,11 @@ class Objective:
                 terms[name] = Term(getattr(found, name).to(found.residual.dtype).sum(), rows)
         return terms
 
+    def targets(self, proxy: Proxy, label_smoothing: float = 0.0) -> Targets:
+        """What is to be predicted on the canvas of a proxy."""
+        shown = (proxy.revealed, label_smoothing, proxy.canvas.tokens)
+        return Targets(proxy.labels, proxy.canvas.mask, *shown, likelihood=self.likelihood)
+
     def choose_proxy(
         self,
         model: DeqNarForConditionalGeneration,
@@ -226,6 +233,9 @@ class Objective:
 
         masked_canvas = model.lay_out(source, labels)
         mask = masked_canvas.mask
+        excluded = lengths.excluded(labels, masked_canvas.lengths)
+        if excluded is not None:
+            terms["excluded"] = Term(excluded, rows)
         if not self.needs_masked_prediction(config):
             tokens = lengths.unaligned(labels, masked_canvas.tokens)
             revealed = self.input(tokens, mask, None, progress, generator)
@@ -234,15 +244,19 @@ class Objective:
         own = OwnWords.of(labels, config.blank_token_id)
         if self.glance_nfe is not None:
             max_nfe = min(self.glance_nfe, config.max_nfe if max_nfe is None else max_nfe)
-        scores = predict_masked(model, source, masked_canvas, own, max_nfe)
+        with repeated_dropout(model.device) if lengths.same_dropout else nullcontext():
+            scores = predict_masked(model, source, masked_canvas, own, max_nfe)
         own_labels = self.target(own.labels, target_lengths, scores.log_probs, 0, progress)
         labels = own.tokens(own_labels)
-        alignment = lengths.align(scores, own_labels, masked_canvas.lengths, target_lengths).clamp_min(0)
+        alignment = lengths.align(scores, own_labels, masked_canvas.lengths, target_lengths)
+        mask, alignment = mask & (alignment >= 0), alignment.clamp_min(0)
         tokens = own.tokens(alignment)
         target_probs = scores.log_probs.gather(2, alignment[:, :, None])[:, :, 0].exp()
-        revealed = self.input(tokens, mask, Prediction(scores.tokens, target_probs), progress, generator)
+        prediction = Prediction(scores.tokens, target_probs)
+        options = lengths.glancing if needs_prediction(self.input) else {}
+        revealed = self.input(tokens, mask, prediction, progress, generator, **options)
         errors = (scores.tokens != tokens) & mask
-        return Proxy(source, labels, masked_canvas.reveal(revealed, tokens), revealed, target_probs, errors)
+        return Proxy(source, labels, masked_canvas.reveal(revealed, tokens), revealed, target_probs, errors, mask)
 
     @torch.no_grad()
     def _choose_candidate(
@@ -271,7 +285,7 @@ class Objective:
             if previous is None or not torch.equal(previous.tokens, canvas.tokens):  # CTC: one canvas for all
                 features, previous = model.solve(source, canvas, max_nfe=max_nfe).value, canvas
             own = OwnWords.of(labels, model.config.blank_token_id)
-            scores = score_targets(features, canvas.mask, model.lm_head.weight, own.words)
+            scores = model.length_model.score_targets(model, features, canvas.mask, own.words)
             tokens = (labels >= 0).sum(dim=1)
             losses.append(model.length_model.sentence_losses(scores, own, canvas.mask) / tokens)
         gamma = torch.tensor(self.gamma, device=candidates.device)
@@ -336,7 +350,12 @@ def predict_masked(
 ) -> TargetScores:
     """The model's prediction on a canvas, restricted to the tokens of every row's own target."""
     found = model.solve(source, canvas, max_nfe=max_nfe)
-    return score_targets(found.value, canvas.mask, model.lm_head.weight, own.words)
+    return model.length_model.score_targets(model, found.value, canvas.mask, own.words)
+
+
+def repeated_dropout(device: torch.device) -> AbstractContextManager:
+    """Context manager: what follows it draws the same random numbers, and therefore the same dropout masks."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def parse_objective(name: str, **settings: Any) -> Objective:
@@ -350,7 +369,7 @@ def parse_objective(name: str, **settings: Any) -> Objective:
     >>> parse_objective("ctc+glat").input.__name__
     'glancing'
     """
-    likelihoods = {lengths.likelihood: lengths.likelihood for lengths in LENGTH_MODELS.values()}
+    likelihoods = {likelihood: likelihood for lengths in LENGTH_MODELS.values() for likelihood in lengths.likelihoods}
     kinds: dict[str, dict[str, Any]] = {"target": TARGETS, "input": INPUTS, "likelihood": likelihoods}
     chosen = {"target": "raw", "input": "masked", "likelihood": "ce"}
     named: dict[str, str] = {}
@@ -363,7 +382,7 @@ def parse_objective(name: str, **settings: Any) -> Objective:
             raise ValueError(f"objective '{name}': {named[kind]} and {word} are both {kind}s; give one.")
         named[kind] = word
     chosen |= named
-    length_model = next(one for one in LENGTH_MODELS.values() if one.likelihood == chosen["likelihood"])
+    length_model = next(one for one in LENGTH_MODELS.values() if chosen["likelihood"] in one.likelihoods)
     if length_model.has_own_alignment and TARGETS[chosen["target"]] in (aligned, order_agnostic):
         raise ValueError(
             f"objective '{name}': {chosen['likelihood']} has its own alignment, so {chosen['target']} has no effect; "
@@ -374,13 +393,13 @@ def parse_objective(name: str, **settings: Any) -> Objective:
 
 def length_model_of(objective: Objective) -> str:
     """The length model whose likelihood is that of the objective."""
-    return next(name for name, lengths in LENGTH_MODELS.items() if lengths.likelihood == objective.likelihood)
+    return next(name for name, lengths in LENGTH_MODELS.items() if objective.likelihood in lengths.likelihoods)
 
 
 def check_objective(objective: Objective, config: DeqNarConfig) -> None:
     """Refuse an objective whose likelihood is not that of the model's length model; the error names one that is."""
     fitting = LENGTH_MODELS[config.length].likelihood
-    if objective.likelihood == fitting:
+    if objective.likelihood in LENGTH_MODELS[config.length].likelihoods:
         return
     needed = length_model_of(objective)
     words = objective.name.split("+")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..models.deqnar.losses_deqnar import OwnWords, StatePrediction, Targets
-from ..models.deqnar.transition_deqnar import BoundTransition
+from ..models.deqnar.transition_deqnar import BoundTransition, encode_places
 
 if TYPE_CHECKING:
     from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
@@ -123,17 +123,19 @@ def proxy_prediction(
     own = OwnWords.of(targets.labels, config.blank_token_id)
     aligned = model.length_model.align(prediction.scores, own.labels, mask.sum(dim=1), (targets.labels >= 0).sum(dim=1))
     truth = own.tokens(aligned.clamp_min(0))
+    on_target = mask & (aligned >= 0)
     low, high = states.truth_share
     draws = torch.rand(3, *mask.shape, generator=generator, device=mask.device)
     share = low + (high - low) * torch.rand(len(mask), 1, generator=generator, device=mask.device)
-    shown = (tokens != truth) & mask & (draws[0] < share)
+    shown = (tokens != truth) & on_target & (draws[0] < share)
     replacement, replaced = truth, shown
     if states.damage_share:
         damaged = mask & ~shown & (draws[1] < states.damage_share)
         replacement = torch.where(damaged, damage(tokens, draws[2], mask, config.blank_token_id, generator), truth)
         replaced = shown | damaged
     embedded = model.model.transition.self_conditioning.embed_prediction(prediction, embedding)
-    return torch.where(replaced[:, :, None], functional.embedding(replacement, embedding), embedded) * scale
+    embedded = torch.where(replaced[:, :, None], functional.embedding(replacement, embedding), embedded) * scale
+    return embedded if prediction.places is None else embedded + encode_places(prediction.places, embedded)
 
 
 def damage(tokens: Tensor, draws: Tensor, mask: Tensor, blank: int, generator: torch.Generator | None = None) -> Tensor:

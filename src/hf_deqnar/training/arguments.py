@@ -27,7 +27,7 @@ WITHOUT_EFFECT = {
     "dataloader_drop_last": "every batch is used",
     "predict_with_generate": "validation always generates",
     "generation_max_length": "set it in generation_config",
-    "generation_num_beams": "set length_beams or ctc_beam_size in generation_config",
+    "generation_num_beams": "set length_beams, ctc_beam_size or dag_beam_size in generation_config",
     "resume_from_checkpoint": "training resumes automatically from the last checkpoint in output_dir",
     "load_best_model_at_end": "average_best selects the final weights",
 }
@@ -180,6 +180,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"{name} must be at least {least}, not {value}.")
 
 
+WITHOUT_SMOOTHING = {"ctc", "dag", "fuzzy_dag"}  # likelihoods that sum over paths
+
+
 @dataclass
 class DeqNarTrainingArguments(TranslationTrainingArguments):
     """`TranslationTrainingArguments`, with the options of objectives and equilibrium models.
@@ -279,17 +282,18 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
         default=8, metadata={"help": "Validation sentences whose spectral radius is logged; 0 for none."}
     )
     label_smoothing_factor: float | None = field(
-        default=None, metadata={"help": "ε of label smoothing. Unset: 0.1, and 0 for CTC, where it has no meaning."}
+        default=None,
+        metadata={"help": "ε of label smoothing. Unset: 0.1, and 0 for CTC and graphs, where it has no meaning."},
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         words = self.objective.split("+")
         if self.label_smoothing_factor is None:
-            self.label_smoothing_factor = 0.0 if "ctc" in words else 0.1
-        if self.label_smoothing_factor and "ctc" in words:
+            self.label_smoothing_factor = 0.0 if WITHOUT_SMOOTHING & {*words} else 0.1
+        if self.label_smoothing_factor and WITHOUT_SMOOTHING & {*words}:
             raise ValueError(
-                f"label_smoothing_factor={self.label_smoothing_factor} has no meaning for CTC (objective "
+                f"label_smoothing_factor={self.label_smoothing_factor} has no meaning for CTC and graphs (objective "
                 f"'{self.objective}'); leave it unset."
             )
         for name in ("gamma", "beta"):

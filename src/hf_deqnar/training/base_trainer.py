@@ -27,10 +27,12 @@ from transformers.utils import logging
 
 from ..data.parallel_text import Pair, pairs_of_rows
 from ..data.subword_regularization import merges_of
-from ..data.tokenized_dataset import tokenize_for_validation, tokenize_pairs
+from ..data.tokenized_dataset import CanvasLimit, tokenize_for_validation, tokenize_pairs
 from ..evaluation.metrics import score
 from ..evaluation.translation import Translations, translate_sentences
+from ..models.deqnar.configuration_deqnar import is_deqnar
 from ..models.deqnar.generation_deqnar import gathered_weights
+from ..models.deqnar.lengths import LENGTH_MODELS
 from ..models.deqnar.text import longest_source
 from ..objectives.objective import Term, combine
 from .arguments import TranslationTrainingArguments
@@ -176,7 +178,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 self.args.subword_dropout_target,
                 seed,
                 max_length=longest_source(self.model.config) or self.model.config.max_position_embeddings,
-                canvas=canvas_factor(self.model.config),
+                canvas=canvas_limit(self.model.config),
             )
         return TokenBudgetLoader(
             dataset,
@@ -601,16 +603,16 @@ def tokenize_raw_texts(
         return tokenize_for_validation(pairs, tokenizer, max_length=longest)
     with args.main_process_first(desc="tokenizing"):
         tokenized = tokenize_pairs(
-            pairs, tokenizer, max_length=min(longest, args.max_tokens // args.world_size), canvas=canvas_factor(config)
+            pairs, tokenizer, max_length=min(longest, args.max_tokens // args.world_size), canvas=canvas_limit(config)
         )
     if tokenized.dropped:
         logger.warning(f"{name}: {tokenized.describe()}.")
     return tokenized.dataset
 
 
-def canvas_factor(config: PreTrainedConfig) -> int | None:
-    """Canvas positions per source token of a CTC model; None for other models."""
-    longest = longest_source(config)
-    if longest is None or longest >= config.max_position_embeddings:
+def canvas_limit(config: PreTrainedConfig) -> CanvasLimit | None:
+    """How long a target may be for its source; None without a limit, as for models of other types."""
+    if not is_deqnar(config) or config.upsampling == 1:
         return None
-    return config.max_position_embeddings // longest
+    lengths = LENGTH_MODELS[config.length](config)
+    return CanvasLimit(config.upsampling, lengths.needed_positions, f"{lengths.rule}{config.upsampling}")

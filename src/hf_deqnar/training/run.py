@@ -49,7 +49,7 @@ from .arguments import (
     TranslationTrainingArguments,
     parse_arguments,
 )
-from .base_trainer import WRITING_ERRORS, TranslationTrainer, canvas_factor
+from .base_trainer import WRITING_ERRORS, TranslationTrainer, canvas_limit
 from .schedule import WarnOfShortTraining
 from .trainer import DeqNarTrainer, objective_of
 
@@ -363,7 +363,7 @@ def tokenize(
     longest = getattr(config, "max_source_length", config.max_position_embeddings)
     if data.max_length > longest:
         raise ValueError(f"max_length={data.max_length}, but the model takes {longest} tokens; lower it.")
-    options = {"max_length": data.max_length, "canvas": canvas_factor(config), "cache": data.cache_dir}
+    options = {"max_length": data.max_length, "canvas": canvas_limit(config), "cache": data.cache_dir}
     if candidates is None:
         return tokenize_pairs(pairs, tokenizer, **options)
     return tokenize_candidates(pairs, candidates, tokenizer, **options, processes=data.preprocessing_processes)

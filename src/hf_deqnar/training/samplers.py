@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..data.subword_regularization import Merges, split_tokens
-from ..data.tokenized_dataset import ctc_positions, within_budget
+from ..data.tokenized_dataset import CanvasLimit, within_budget
 
 
 class TokenBudgetSampler:
@@ -113,7 +113,7 @@ class SubwordDropout:
         source, target: probability with which a token is split, on each side.
         seed: of the random choices, together with the epoch and the number of the pair.
         max_length: most tokens of a side; a side that would become longer is not split.
-        canvas: canvas positions per source token of a CTC model; a target that would not fit is not split.
+        canvas: as for `tokenize_pairs`; a target that would not fit is not split.
     """
 
     collate: Callable[[list[dict[str, Any]]], dict[str, Tensor]]
@@ -123,7 +123,7 @@ class SubwordDropout:
     target: float
     seed: int
     max_length: int
-    canvas: int | None = None
+    canvas: int | CanvasLimit | None = None
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         return self.collate([self.split(row) for row in rows])
@@ -138,7 +138,8 @@ class SubwordDropout:
         for name, tokens in found.items():
             if len(tokens) > self.max_length:
                 found[name] = row[name]
-        if self.canvas is not None and ctc_positions(found["labels"]) > self.canvas * len(found["input_ids"]):
+        limit = CanvasLimit.of(self.canvas)
+        if limit is not None and not limit.fits(found["labels"], found["input_ids"]):
             found = {"input_ids": row["input_ids"], "labels": row["labels"]}
         return {**row, **found}
 

@@ -175,7 +175,8 @@ def test_texts_that_differ_only_in_end_tokens_are_duplicates(monkeypatch):
     texts = torch.tensor([[[9, 8, END], [9, 8, PAD], [9, 7, PAD]]])
     # Scores are divided by lengths; the better of two equal texts is retained at any index.
     for scores, first in (([-1.0, -1.5, -9.0], [9, 8, END]), ([-3.0, -1.5, -1.8], [9, 8, PAD])):
-        found = (texts, torch.tensor([[3, 2, 2]]), torch.tensor([scores]))
+        lengths, log_probs = torch.tensor([[3, 2, 2]]), torch.tensor([scores])
+        found = (texts, lengths, log_probs / lengths, log_probs)
         monkeypatch.setattr(type(model), "_search_beams", lambda *arguments, found=found: found)
         best = model.generate(input_ids=padded(random_sentences(1)), ctc_beam_size=3, num_return_sequences=2)
         longest = 3 if first[-1] == END else 2

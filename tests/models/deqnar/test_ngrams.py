@@ -8,7 +8,7 @@ import torch
 
 from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.data.ngram_counts import add_ngrams, learn_ngrams
-from hf_deqnar.models.deqnar import generation_deqnar
+from hf_deqnar.models.deqnar import lengths
 from hf_deqnar.models.deqnar.ctc import prefix_beam_of_sentence, prefix_beam_search
 from hf_deqnar.models.deqnar.ngrams import Fluency
 
@@ -164,7 +164,7 @@ def test_unsupported_ngram_options_are_refused():
 def test_batched_beam_search_agrees_with_search_by_sentence(monkeypatch, dtype):
     model, batch = with_ngrams().to(dtype), source()
     by_sentence = model.generate(**batch, return_dict_in_generate=True)
-    monkeypatch.setattr(generation_deqnar, "search_by_sentence", lambda values: False)
+    monkeypatch.setattr(lengths, "search_by_sentence", lambda values: False)
     batched = model.generate(**batch, return_dict_in_generate=True)
     assert torch.equal(by_sentence.sequences, batched.sequences)
     torch.testing.assert_close(by_sentence.sequences_scores, batched.sequences_scores, rtol=1e-4, atol=1e-4)
@@ -172,7 +172,8 @@ def test_batched_beam_search_agrees_with_search_by_sentence(monkeypatch, dtype):
 
 def test_reranker_does_not_select_unfilled_beam_entries(monkeypatch):
     model = with_ngrams()
-    found = torch.tensor([[[7], [8]]]), torch.tensor([[1, 1]]), torch.tensor([[float("-inf"), -1.0]])
+    scores = torch.tensor([[float("-inf"), -1.0]])
+    found = torch.tensor([[[7], [8]]]), torch.tensor([[1, 1]]), scores, scores
     monkeypatch.setattr(model, "_search_beams", lambda *question: found)
     monkeypatch.setattr(model, "_rerank", lambda *question: torch.tensor([-1.0, -5.0]))
     assert model.generate(torch.tensor([[9, 2]]), reranker=model).tolist() == [[8]]

@@ -17,10 +17,13 @@ CHOICES = {
     "gradient": ("one_step", "phantom", "ift", "unrolled"),
     "gradient_solver": ("picard", "anderson", "broyden"),
     "weight_norm": ("none", "weight", "spectral"),
-    "length": ("predict", "ctc"),
+    "length": ("predict", "ctc", "dag"),
     "source_copy": (None, "none", "uniform"),
     "latent": ("none", "vae"),
 }
+
+# The field with the canvas positions per source token, for every length model that determines them so.
+UPSAMPLING = {"ctc": "ctc_upsampling", "dag": "dag_upsampling"}
 
 # Decoder depth is that of the stacked backbone. `tiny` and `small` fit two CPU cores; `base` and `big` are the
 # Transformer sizes of Vaswani et al. (2017).
@@ -66,10 +69,12 @@ class DeqNarConfig(PreTrainedConfig):
         gradient_solver, gradient_max_nfe, gradient_tol: how `ift` solves its adjoint equation.
         weight_norm: reparametrise the transition's matrices by their `weight` (row) or `spectral` norm.
         weight_norm_clip: largest rescaling factor allowed, or None.
-        length: `predict` (classify the offset between target and source) or `ctc` (a canvas of
-            `ctc_upsampling` × source length, read through CTC).
+        length: `predict` (classify the offset between target and source), `ctc` (a canvas of
+            `ctc_upsampling` × source length, read through CTC) or `dag` (a graph of `dag_upsampling` × source length
+            vertices with learned links, of which a path is read).
         length_offsets: the classifier covers offsets from −length_offsets to length_offsets − 1.
         length_loss_factor: weight of the length loss beside the likelihood.
+        dag_link_heads: heads of the attention that predicts the links of a `dag` model.
         source_copy: what is added to the canvas embeddings: `none`, or the encoder states spread
             uniformly over it. None chooses `uniform` for CTC and `bilstm`, else `none`.
         latent: `vae` adds latent variables of `latent_dim` dimensions at source positions.
@@ -145,6 +150,8 @@ class DeqNarConfig(PreTrainedConfig):
     length_offsets: int = 128
     length_loss_factor: float | int = 0.1
     ctc_upsampling: int = 2
+    dag_upsampling: int = 8
+    dag_link_heads: int = 4
     source_copy: str | None = None
 
     latent: str = "none"
@@ -203,7 +210,18 @@ class DeqNarConfig(PreTrainedConfig):
     @property
     def max_source_length(self) -> int:
         """Most tokens of a source whose canvas has a position for everything."""
-        return self.max_position_embeddings // (self.ctc_upsampling if self.length == "ctc" else 1)
+        return self.max_position_embeddings // self.upsampling
+
+    @property
+    def upsampling(self) -> int:
+        """Canvas positions per source token; 1 if the length is predicted."""
+        field = UPSAMPLING.get(self.length)
+        return 1 if field is None else getattr(self, field)
+
+    @property
+    def predicts_blanks(self) -> bool:
+        """Whether the blank is predicted: by CTC, and where AXE has no token, but not on a path of a graph."""
+        return self.length != "dag"
 
     @property
     def decoder_depth(self) -> int:
@@ -252,7 +270,8 @@ class DeqNarConfig(PreTrainedConfig):
         positive = (
             "vocab_size d_model encoder_layers encoder_attention_heads encoder_ffn_dim decoder_layers "
             "decoder_attention_heads decoder_ffn_dim max_position_embeddings transition_layers max_nfe memory "
-            "gradient_steps gradient_max_nfe length_offsets ctc_upsampling latent_dim tol gradient_tol"
+            "gradient_steps gradient_max_nfe length_offsets ctc_upsampling dag_link_heads latent_dim tol "
+            "gradient_tol"
         )
         for field in positive.split():
             if not getattr(self, field) > 0:
@@ -265,6 +284,11 @@ class DeqNarConfig(PreTrainedConfig):
         for field in ("length_loss_factor", "latent_kl_factor", "latent_free_bits"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} must not be negative, but is {getattr(self, field)}.")
+        if self.dag_upsampling < 2:
+            raise ValueError(
+                f"dag_upsampling={self.dag_upsampling} must be at least 2: a graph needs more vertices than the "
+                "translation has tokens."
+            )
         for heads in ("encoder_attention_heads", "decoder_attention_heads"):
             if self.d_model % getattr(self, heads):
                 raise ValueError(
@@ -356,9 +380,13 @@ class DeqNarConfig(PreTrainedConfig):
                 f"refinement='stacked' has no equilibrium for gradient='{self.gradient}' to go through; "
                 "leave gradient='one_step', which for a stack is ordinary back-propagation."
             )
-        if self.length == "ctc" and 2 * self.ctc_upsampling > self.max_position_embeddings:
+        if self.length == "dag" and self.d_model % self.dag_link_heads:
             raise ValueError(
-                f"ctc_upsampling={self.ctc_upsampling} makes even short canvases longer than "
+                f"d_model={self.d_model} is not a multiple of dag_link_heads={self.dag_link_heads}; change one of them."
+            )
+        if self.length in UPSAMPLING and 2 * self.upsampling > self.max_position_embeddings:
+            raise ValueError(
+                f"{UPSAMPLING[self.length]}={self.upsampling} makes even short canvases longer than "
                 f"max_position_embeddings={self.max_position_embeddings}; raise the latter."
             )
 

@@ -33,10 +33,18 @@ class Options:
     )
     sampling_seed: int = field(default=0, metadata={"help": "Seed of input_sampling."})
     ctc_beam_size: int = field(default=1, metadata={"help": "Beam size of CTC prefix search; 1 takes the best path."})
-    ngram_weight: float = field(
-        default=0.0, metadata={"help": "Weight of the n-gram log-probability in CTC beam search."}
+    dag_search: str = field(
+        default="lookahead", metadata={"help": "How a path of a graph is chosen: greedy, lookahead or viterbi."}
     )
-    token_bonus: float = field(default=0.0, metadata={"help": "Score added per token in CTC beam search with n-grams."})
+    dag_beta: float = field(default=1.0, metadata={"help": "Weight of the token's log-probability in lookahead."})
+    dag_length_penalty: float = field(
+        default=1.0, metadata={"help": "α of score / length^α in the viterbi and beam search of a graph."}
+    )
+    dag_beam_size: int = field(default=1, metadata={"help": "Beam size of the search of texts in a graph; 1 for none."})
+    ngram_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the n-gram log-probability in CTC or graph beam search."}
+    )
+    token_bonus: float = field(default=0.0, metadata={"help": "Score added per token in a beam search with n-grams."})
     shortlist: bool | None = field(
         default=None,
         metadata={"help": "Compute logits of shortlist tokens only. Default: if the model has a shortlist."},
@@ -66,6 +74,8 @@ class Options:
     output_trajectory: bool = field(default=False, metadata={"help": "Also return the tokens of every evaluation."})
 
 
+DAG_SEARCHES = ("greedy", "lookahead", "viterbi")
+SEARCH_OPTIONS = ("ctc_beam_size", "dag_beam_size")  # beam searches that n-grams can be used in
 TOKENS = ("bos_token_id", "pad_token_id", "eos_token_id")
 KNOWN = frozenset((*(option.name for option in fields(Options)), *TOKENS))
 
@@ -100,14 +110,15 @@ REMEDIES = {
     "output_logits": "call the model itself, model(**batch).logits.",
     "output_attentions": "call the model itself, model(**batch, output_attentions=True).",
     "output_hidden_states": "call the model itself, model(**batch, output_hidden_states=True).",
-    "length_penalty": "token_bonus favours longer texts in a CTC beam search with n-grams.",
+    "length_penalty": "token_bonus favours longer texts in a beam search with n-grams, dag_length_penalty in graphs.",
 }
 # Remedies of the options against repetition, by the beam option of the length model.
 REPETITION_OPTIONS = ("no_repeat_ngram_size", "repetition_penalty")
 REPETITION_REMEDIES = {
     "length_beams": "deduplicate=True merges repeated neighbours.",
     "ctc_beam_size": "CTC merges repeated neighbours already; leave it out.",
-    None: "models with length='predict' merge repeated neighbours with deduplicate=True, CTC models always.",
+    "dag_beam_size": "deduplicate=True merges repeated neighbours.",
+    None: "models with length='predict' or 'dag' merge repeated neighbours with deduplicate=True, CTC models always.",
 }
 
 
@@ -136,7 +147,7 @@ class DeqNarGenerationConfig(GenerationConfig):
 
     def validate(self, **unused) -> None:
         """Raise ValueError for invalid values. `generate` checks what depends on the model."""
-        at_least_one = ("max_length", "length_beams", "refinement_passes", "ctc_beam_size", "num_return_sequences")
+        at_least_one = ("max_length", "length_beams", "refinement_passes", *SEARCH_OPTIONS, "num_return_sequences")
         for name in at_least_one:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, not {getattr(self, name)!r}.")
@@ -149,7 +160,9 @@ class DeqNarGenerationConfig(GenerationConfig):
         for name in ("input_sampling", "deduplicate", "return_dict_in_generate", "output_trajectory"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}.")
-        for name in ("ngram_weight", "token_bonus"):
+        if self.dag_search not in DAG_SEARCHES:
+            raise ValueError(f"dag_search must be one of {', '.join(DAG_SEARCHES)}, not {self.dag_search!r}.")
+        for name in ("ngram_weight", "token_bonus", "dag_beta", "dag_length_penalty"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
                 raise ValueError(f"{name} must be a number from 0 to 100, not {value!r}.")
@@ -213,7 +226,7 @@ def merge_options(
         own: the configuration of the model, for options that the call does not set.
         call: a configuration for this call, `DeqNarGenerationConfig` or `GenerationConfig`.
         options: single options for this call; they take precedence.
-        beam_option: the option that `num_beams` sets: `length_beams` or `ctc_beam_size`.
+        beam_option: the option that `num_beams` sets: `length_beams`, `ctc_beam_size` or `dag_beam_size`.
     """
     requested = {} if call is None else given_options(call, beam_option)
     requested |= from_transformers(options, beam_option)
@@ -258,12 +271,12 @@ def remedy(name: str, beam_option: str | None) -> str:
 
 
 def implied_options(own: DeqNarGenerationConfig, requested: dict[str, Any]) -> dict[str, Any]:
-    """ctc_beam_size=1 disables the n-grams of the model; without n-grams there is no token bonus."""
+    """A beam size of 1 disables the n-grams of the model; without n-grams there is no token bonus."""
     implied = {}
-    if requested.get("ctc_beam_size") == 1 and "ngram_weight" not in requested:
+    if any(requested.get(name) == 1 for name in SEARCH_OPTIONS) and "ngram_weight" not in requested:
         implied["ngram_weight"] = 0.0
     weight = {"ngram_weight": own.ngram_weight, **requested, **implied}["ngram_weight"]
-    if {"ctc_beam_size", "ngram_weight"} & requested.keys() and not weight and "token_bonus" not in requested:
+    if {*SEARCH_OPTIONS, "ngram_weight"} & requested.keys() and not weight and "token_bonus" not in requested:
         implied["token_bonus"] = 0.0
     return implied
 
@@ -275,7 +288,7 @@ def refuse_unknown(names: dict[str, Any]) -> None:
     name = next(iter(names))
     known = [option.name for option in fields(Options)]
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    meant = "length_beams or ctc_beam_size" if name == "num_beams" else nearest[0] if nearest else None
+    meant = "length_beams, ctc_beam_size or dag_beam_size" if name == "num_beams" else nearest[0] if nearest else None
     advice = f"did you mean {meant}?" if meant else f"choose one of {', '.join(known)}."
     raise ValueError(f"{name} is not an option of generate; {advice}")
 

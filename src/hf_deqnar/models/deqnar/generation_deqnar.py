@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME, ModelOutput, cached_file
 
 from .constraints import check_forced, contains_terms
-from .ctc import collapse, likeliest, pack, prefix_beam_search, prefix_beams_by_sentence
+from .ctc import collapse, likeliest, pack
 from .generation_config_deqnar import DeqNarGenerationConfig, merge_options
 from .ngrams import MIN_PROB, Fluency
 from .quality import features_of, sentence_logits, token_log_probs, token_quality
@@ -39,10 +39,12 @@ class DeqNarGenerateOutput(ModelOutput):
     Attributes:
         sequences: token ids, padded on the right.
         sequences_scores: log-probability of the text per token, at most 0: the mean over tokens for predicted lengths,
-            the mean over the path's positions for the best CTC path, log p(text) / tokens for CTC beam search (without
-            n-gram scores and `token_bonus`, which only affect the order), the mean log-likelihood of the reranker if
-            there is one. −∞ for a duplicate, returned if there are too few different texts.
-        token_scores: log-probability of every token, 0 at padding; None for CTC beam search.
+            the mean over the path's positions for the best CTC path, the mean over tokens, with the links to them, for
+            a path of a graph, log p(text) / tokens for beam searches (without n-gram scores and `token_bonus`, which
+            only affect the order), the mean log-likelihood of the reranker if there is one. −∞ for a duplicate,
+            returned if there are too few different texts.
+        token_scores: log-probability of every token, in a graph with that of the link to it, 0 at padding; None for
+            beam searches.
         nfe: evaluations of the canvas of the sequence, over all passes.
         residual, converged: of the last solve; None for `stacked` models.
         quality: estimate from 0 to 1, the chrF / 100 that is expected of the text; None if the option `quality` is
@@ -264,10 +266,15 @@ class DeqNarGenerationMixin:
             )
         if settings.ngram_weight and not self.model.ngrams.learned:
             raise ValueError("The n-grams of this model are empty; create them with hf-deqnar ngrams.")
-        if settings.ngram_weight and settings.ctc_beam_size == 1:
+        if settings.ngram_weight and len(self.model.ngrams.first_chances) != self.config.vocab_size:
             raise ValueError(
-                f"ngram_weight={settings.ngram_weight} needs a beam search; set ctc_beam_size above 1, or "
-                "ngram_weight=0."
+                f"The n-grams know {len(self.model.ngrams.first_chances):,} tokens, but the model has "
+                f"{self.config.vocab_size:,}: they are of another vocabulary; create them with hf-deqnar ngrams."
+            )
+        if settings.ngram_weight and not self._searches_texts(settings):
+            raise ValueError(
+                f"ngram_weight={settings.ngram_weight} needs a beam search; set "
+                f"{self.length_model.search_option or 'ctc_beam_size'} above 1, or ngram_weight=0."
             )
         if settings.token_bonus and not settings.ngram_weight:
             raise ValueError(
@@ -275,6 +282,11 @@ class DeqNarGenerationMixin:
             )
         if settings.input_sampling:
             self._check_input_sampling(settings)
+
+    def _searches_texts(self, settings: DeqNarGenerationConfig) -> bool:
+        """Whether texts are found by a beam search that needs the log-probabilities of all tokens."""
+        option = self.length_model.search_option
+        return option is not None and getattr(settings, option) > 1
 
     def _check_forced(self, settings: DeqNarGenerationConfig, sentences: int) -> None:
         check_forced(settings.forced_tokens, sentences)
@@ -323,7 +335,7 @@ class DeqNarGenerationMixin:
         )
         observed = settings.stop_on_stable_tokens is not None or settings.output_trajectory
         observed = observed or hasattr(streamer, "put_draft")
-        read = partial(self._read_draft, source.words)
+        read = partial(self._read_draft, source.words, candidates.mask, settings)
         reader = DraftReader(self.config, self.length_model, candidates, settings, streamer, read) if observed else None
         passes = 2 if settings.input_sampling else settings.refinement_passes
         for number in range(passes):
@@ -343,7 +355,7 @@ class DeqNarGenerationMixin:
                 observe_features=reader,
             )
             scored = passes > 1 or settings.return_dict_in_generate or beams > 1
-            self._update(candidates, found, source.words, scored, keep_all=settings.ctc_beam_size > 1)
+            self._update(candidates, found, source.words, settings, scored, keep_all=self._searches_texts(settings))
             if settings.input_sampling:
                 candidates.masked_chances = self.model.input_head(found.value).float().sigmoid()
         if forced is not None:
@@ -444,14 +456,32 @@ class DeqNarGenerationMixin:
         scores = log_probs.gather(-1, best[..., None])[..., 0]
         return tokens, scores, log_probs if words is None else words.spread(log_probs, self.config)
 
-    def _read_draft(self, words: Words | None, rows: Tensor, features: Tensor) -> Tensor:
+    def _read_draft(
+        self, words: Words | None, mask: Tensor, settings: DeqNarGenerationConfig, rows: Tensor, features: Tensor
+    ) -> Tensor:
         """Tokens of an evaluation of some rows."""
-        return self.read_tokens(features, None if words is None else words.select(rows))
+        words = None if words is None else words.select(rows)
+        mask = mask[rows, : features.shape[1]]
+        log_links = self.length_model.log_links(self.model, features, mask)
+        if log_links is None or not self.length_model.needs_scores(settings):
+            tokens, scores = self.read_tokens(features, words), None
+        else:
+            tokens, scores, _ = self.read_scored(features, False, words)
+        return self.length_model.select_path(tokens, scores, log_links, mask, settings)[0]
 
-    def _update(self, candidates: Candidates, found: Any, words: Words | None, scored: bool, keep_all: bool) -> None:
+    def _update(
+        self,
+        candidates: Candidates,
+        found: Any,
+        words: Words | None,
+        settings: DeqNarGenerationConfig,
+        scored: bool,
+        keep_all: bool,
+    ) -> None:
         """Predict tokens at masked positions; known tokens and their scores do not change."""
         masked = candidates.canvas == self.config.mask_token_id
-        if scored or keep_all:
+        candidates.log_links = self.length_model.log_links(self.model, found.value, candidates.mask)
+        if scored or keep_all or self.length_model.needs_scores(settings):
             tokens, scores, log_probs = self.read_scored(found.value, keep_all, words)
             if scores.isnan().any():
                 raise FloatingPointError("The logits are not finite; check the weights for NaN or infinity.")
@@ -459,12 +489,21 @@ class DeqNarGenerationMixin:
             if log_probs is not None and candidates.scores is not None:
                 log_probs = fix_known_tokens(log_probs, candidates.tokens, known, masked)
             candidates.log_probs = log_probs
+            tokens, scores = self._select_path(candidates, tokens, scores, settings)
             candidates.scores = torch.where(masked, scores, known)
         else:
-            tokens = self.read_tokens(found.value, words)
+            tokens, _ = self._select_path(candidates, self.read_tokens(found.value, words), None, settings)
         candidates.tokens = torch.where(masked, tokens, candidates.tokens)
         candidates.nfe = candidates.nfe + found.nfe
         candidates.residual, candidates.converged = found.residual, found.converged
+
+    def _select_path(
+        self, candidates: Candidates, tokens: Tensor, scores: Any, settings: DeqNarGenerationConfig
+    ) -> tuple[Tensor, Any]:
+        """The tokens of the path that the length model chooses; a beam search chooses among all paths itself."""
+        if candidates.log_probs is not None:
+            return tokens, scores
+        return self.length_model.select_path(tokens, scores, candidates.log_links, candidates.mask, settings)
 
     def _read_texts(self, candidates: Candidates, settings: DeqNarGenerationConfig) -> "Texts":
         """The text of every candidate, or all texts of every candidate's beam."""
@@ -472,15 +511,14 @@ class DeqNarGenerationMixin:
         rows = torch.arange(len(lengths), device=lengths.device)
         if candidates.log_probs is not None:
             fluency = self._fluency(settings)
-            tokens, counts, ranking = self._search_beams(candidates.log_probs, lengths, settings, fluency)
+            inputs = (candidates.log_probs, candidates.log_links, lengths)
+            tokens, counts, ranking, log_probs = self._search_beams(*inputs, settings, fluency)
             if candidates.forced:
                 tokens, counts, ranking = self._keep_forced(candidates, tokens, counts, ranking, settings)
-            log_probs = ranking if fluency is None else ranking - fluency.of_text(tokens, counts)
+                log_probs = ranking if fluency is None else ranking - fluency.of_text(tokens, counts)
             scores = log_probs.clamp_max(0) / counts.clamp_min(1)
-            # Without n-grams texts are ranked per token, because sums favour short ones; token_bonus corrects for it.
-            ranking = scores if fluency is None else ranking + fluency.of_end(tokens, counts)
-            tokens = tokens.flatten(0, 1)[:, : settings.max_length]
-            return Texts(tokens, rows.repeat_interleave(settings.ctc_beam_size), ranking.flatten(), scores.flatten())
+            beam, tokens = tokens.shape[1], tokens.flatten(0, 1)[:, : settings.max_length]
+            return Texts(tokens, rows.repeat_interleave(beam), ranking.flatten(), scores.flatten())
         in_text = self.length_model.text_positions(
             candidates.tokens, candidates.mask, merge_repetitions=settings.deduplicate
         )
@@ -489,7 +527,8 @@ class DeqNarGenerationMixin:
         if candidates.scores is None:
             return Texts(tokens, rows)
         token_scores, _ = pack(candidates.scores, in_text, 0.0)
-        scores = (candidates.scores * candidates.mask).sum(dim=1) / lengths
+        scored = self.length_model.scored_positions(candidates.tokens, candidates.mask)
+        scores = (candidates.scores * scored).sum(dim=1) / scored.sum(dim=1).clamp_min(1)
         return Texts(tokens, rows, scores, scores, token_scores[:, : settings.max_length])
 
     def _keep_forced(
@@ -528,15 +567,11 @@ class DeqNarGenerationMixin:
         return texts.masked_fill(torch.isin(texts, torch.tensor(ends, device=texts.device)), self.config.pad_token_id)
 
     def _search_beams(
-        self, log_probs: Tensor, lengths: Tensor, settings: DeqNarGenerationConfig, fluency: Fluency | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The texts of every row's beam, their lengths, and log p of each with the n-gram terms."""
-        inputs = (log_probs, lengths, self.config.blank_token_id, settings.ctc_beam_size)
-        options = {"padding": self.config.pad_token_id, "least_chance": 0.0 if fluency is None else MIN_PROB}
-        if not search_by_sentence(log_probs):
-            return prefix_beam_search(*inputs, **options, added=fluency)
-        added = None if fluency is None else fluency.one_by_one()[0]
-        return prefix_beams_by_sentence(*inputs, **options, added=added, most_added=settings.token_bonus)
+        self, log_probs: Tensor, log_links: Tensor | None, lengths: Tensor, settings: Any, fluency: Fluency | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The texts of every row's beam, their lengths, ranking and log-probability."""
+        least = 0.0 if fluency is None else MIN_PROB
+        return self.length_model.search_beams(log_probs, log_links, lengths, settings, fluency, least)
 
     def _fluency(self, settings: DeqNarGenerationConfig) -> Fluency | None:
         """The n-gram terms of a beam search; None without n-grams."""
@@ -608,11 +643,6 @@ def gathered_weights(model: Any) -> Iterator[None]:
     finally:
         for module in sharded:
             module.reshard()
-
-
-def search_by_sentence(values: Tensor) -> bool:
-    """Whether to search row by row: on a CPU, to avoid the overhead of tensor operations."""
-    return values.device.type == "cpu"
 
 
 def leave_inference_mode(found: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ The projection to the vocabulary takes most of a small model's training time. A 
 position, their normaliser and those of the sentence's own words. Logits are therefore computed in chunks, for unpadded
 positions only, and the gradients are computed while a chunk is in memory.
 
-CTC, Viterbi alignment, AXE and OaXE work on a vocabulary of the sentence's own words: number 0 is the blank, and number
-i + 1 is word i of the target, or an earlier word that equals it.
+CTC, graphs, Viterbi alignment, AXE and OaXE work on a vocabulary of the sentence's own words: number 0 is the blank,
+and number i + 1 is word i of the target, or an earlier word that equals it.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from .ctc import bigram_overlap, ctc_of_log_probs, full_precision, likeliest, needed_canvas
+from .dag import fuzzy_loss, path_sum
 
 CHUNK = 2**20  # logits made at a time; measured on two cores, where 2^18 to 2^22 differ little
+# A graph has several times the positions of a CTC canvas, and its sum over paths is faster for several rows at once.
+GRAPH_CHUNKS = 4  # in units of CHUNK
 
 
 @dataclass
@@ -52,6 +55,7 @@ class TargetScores:
 
     tokens: Tensor  # (batch, canvas): the likeliest token
     log_probs: Tensor  # (batch, canvas, 1 + length): of the row's own words
+    log_links: Tensor | None = None  # (batch, canvas, canvas): of a graph
 
 
 @dataclass
@@ -60,6 +64,7 @@ class StatePrediction:
 
     scores: TargetScores
     expected: Tensor  # (batch, canvas, d_model): Σ_v p(v)·emb(v), not scaled
+    places: Tensor | None = None  # (batch, canvas): expected position in the path, of a graph
 
 
 @dataclass
@@ -102,12 +107,19 @@ class Targets:
     canvas_mask: Tensor  # (batch, canvas)
     revealed: Tensor | None = None  # (batch, canvas): positions where the canvas shows the token
     label_smoothing: float = 0.0
+    shown: Tensor | None = None  # (batch, canvas): the tokens that stand on the canvas
+    likelihood: str | None = None  # one of the length model's likelihoods; None for its first
     sampled: SampledWords | None = None  # words over which a CTC loss is normalised; None for the whole vocabulary
 
     def select(self, rows: Tensor) -> "Targets":
         """The targets of some rows."""
-        revealed = None if self.revealed is None else self.revealed[rows]
-        return Targets(self.labels[rows], self.canvas_mask[rows], revealed, self.label_smoothing, self.sampled)
+        return replace(
+            self,
+            labels=self.labels[rows],
+            canvas_mask=self.canvas_mask[rows],
+            revealed=None if self.revealed is None else self.revealed[rows],
+            shown=None if self.shown is None else self.shown[rows],
+        )
 
 
 @torch.no_grad()
@@ -205,6 +217,76 @@ def overlap_total(features: Tensor, mask: Tensor, weight: Tensor, labels: Tensor
     return torch.stack(parts).sum(), counted.sum()
 
 
+def emitted_scores(
+    scores: Tensor, labels: Tensor, revealed: Tensor | None = None, allowed: Tensor | None = None
+) -> Tensor:
+    """log P(y_t | j) of a graph whose first vertex writes nothing: (rows, 1 + length, canvas).
+
+    The target begins with an empty token, which every vertex writes with probability 1; only the first one is asked for
+    it. A revealed vertex writes the token that it shows.
+
+    Args:
+        scores: log-probabilities of own words, (rows, canvas, 1 + length).
+        labels: places in the own words, (rows, length), −100 at padding.
+        revealed: (rows, canvas).
+        allowed: (rows, length, canvas), which tokens of the target a revealed vertex shows.
+    """
+    written = scores.transpose(1, 2).gather(1, labels.clamp_min(0)[:, :, None].expand(-1, -1, scores.shape[1]))
+    if revealed is not None:
+        written = written.masked_fill(revealed[:, None] & ~allowed, float("-inf"))
+    return torch.cat([torch.zeros_like(written[:, :1]), written], dim=1)
+
+
+def dag_total(
+    features: Tensor,
+    log_links: Tensor,
+    weight: Tensor,
+    targets: Targets,
+    fits: Tensor,
+    predict: bool = False,
+) -> tuple[Tensor, TargetScores | None, Tensor | None]:
+    """−log Σ_paths P(path, target) summed over the rows that fit; predictions and expected embeddings if asked for.
+
+    Tokens that are revealed have no gradient, and their vertices write nothing else (Huang et al. 2022).
+
+    Args:
+        features: rows × canvas × width.
+        log_links: rows × canvas × canvas.
+        weight: vocabulary × width.
+        fits: which rows have a path.
+    """
+    found = _Graph.apply(features, weight, log_links, targets, fits, predict)
+    if not predict:
+        return found[0], None, None
+    total, tokens, log_probs, expected = found
+    return total, TargetScores(tokens, log_probs, log_links.detach()), expected
+
+
+def fuzzy_total(
+    features: Tensor, log_links: Tensor, weight: Tensor, targets: Targets, own: OwnWords
+) -> tuple[Tensor, Tensor]:
+    """The sum of `fuzzy_loss` over rows, each weighted by its number of tokens, and the expected lengths of all rows.
+
+    The probabilities of own words are made in chunks; the backward pass makes their logits again.
+    """
+    probabilities = torch.zeros(*targets.canvas_mask.shape, own.words.shape[1], dtype=log_links.dtype)
+    probabilities = probabilities.to(log_links.device)
+    row = targets.canvas_mask.nonzero()[:, 0]
+    packed = features[targets.canvas_mask]
+    parts = []
+    for part in _chunks(len(packed), weight.shape[0]):
+        options = {"use_reentrant": False, "preserve_rng_state": False}
+        parts.append(checkpoint(_own_probabilities, packed[part], weight, own.words[row[part]], **options))
+    probabilities = probabilities.index_put((targets.canvas_mask,), torch.cat(parts))
+    losses, lengths = fuzzy_loss(probabilities, log_links, own.labels)
+    return (losses * (own.labels >= 0).sum(dim=1)).sum(), lengths
+
+
+def _own_probabilities(features: Tensor, weight: Tensor, words: Tensor) -> Tensor:
+    logits = _logits(features, weight)
+    return (logits.gather(1, words) - logits.logsumexp(dim=-1, keepdim=True)).exp()
+
+
 def _logits(features: Tensor, weight: Tensor) -> Tensor:
     return full_precision(features @ weight.T)
 
@@ -220,8 +302,8 @@ def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     return probabilities, logits.amax(dim=-1, keepdim=True) - probabilities.amax(dim=-1, keepdim=True).log()
 
 
-def _chunks(count: int, logits_of_each: int) -> list[slice]:
-    size = max(1, CHUNK // logits_of_each)
+def _chunks(count: int, logits_of_each: int, chunks: int = 1) -> list[slice]:
+    size = max(1, chunks * CHUNK // logits_of_each)
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
@@ -332,6 +414,84 @@ class _Connectionist(_LinearLoss):
             if to_weight is not None:
                 to_weight.add_(_product(slope.T, packed))
         _LinearLoss.finish(ctx, (to_features, to_weight), features, weight)
+        total = torch.stack(losses).sum()
+        if not predict:
+            return (total,)
+        outputs = tuple(torch.cat(several) for several in zip(*predictions, strict=True))
+        ctx.mark_non_differentiable(*outputs)
+        return total, *outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        return _LinearLoss.backward(ctx, gradient)
+
+
+class _Graph(_LinearLoss):
+    """The loss of a graph and, if asked for, tokens, log-probabilities of own words and expected embeddings.
+
+    With γ_j(w) the probability that a path passes vertex j and writes w there, and Γ_j their sum over words, the
+    gradient of the logits is Γ_j·p − γ_j. Vertices of vanishing Γ_j take no part in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, log_links: Tensor, targets: Targets, fits: Tensor, predict: bool
+    ) -> tuple[Tensor, ...]:
+        to_features, to_weight = _LinearLoss.start(ctx, features, weight)
+        with_gradient = any(ctx.needs_input_grad[:3])
+        to_links = torch.zeros_like(log_links) if ctx.needs_input_grad[2] else None
+        mask, labels, wide = targets.canvas_mask, targets.labels, full_precision(weight)
+        own = OwnWords.of(labels, 0)  # place 0 is not part of a target
+        lengths, canvas_lengths = (labels >= 0).sum(dim=1) + 1, mask.sum(dim=1)
+        losses, predictions = [], []
+        for rows in _chunks(len(features), mask.shape[1] * weight.shape[0], GRAPH_CHUNKS):
+            inside = mask[rows]
+            row = inside.nonzero()[:, 0]
+            packed = features[rows][inside]
+            logits = _logits(packed, weight)
+            columns = own.words[rows][row]
+            if with_gradient or predict:
+                tokens = likeliest(logits) if predict else None
+                probabilities, normaliser = _softmax(logits)
+            else:
+                normaliser = logits.logsumexp(dim=-1, keepdim=True)
+            scores = logits.new_zeros(*inside.shape, columns.shape[1])
+            scores[inside] = logits.gather(1, columns) - normaliser
+            del logits
+            revealed = allowed = None
+            if targets.revealed is not None and targets.shown is not None:
+                revealed = targets.revealed[rows]
+                allowed = labels[rows][:, :, None] == targets.shown[rows][:, None]
+            emitted = emitted_scores(scores, own.labels[rows], revealed, allowed)
+            total, of_vertices, of_links = path_sum(emitted, log_links[rows], canvas_lengths[rows], lengths[rows])
+            losses.append(-(total.masked_fill(~fits[rows], 0.0)).sum())
+            if predict:
+                predictions.append(_unpack(inside, tokens, probabilities @ wide, scores))
+            if not with_gradient:
+                continue
+            counted = fits[rows].to(total.dtype)[:, None, None]
+            if to_links is not None:
+                to_links[rows] = -of_links * counted
+            if to_features is None and to_weight is None:
+                continue
+            writing = of_vertices[:, 1:] * counted  # rows, length, canvas
+            if revealed is not None:
+                writing = writing.masked_fill(revealed[:, None], 0.0)
+            passed = torch.zeros_like(scores).transpose(1, 2).contiguous()
+            passed.scatter_add_(1, own.labels[rows].clamp_min(0)[:, :, None].expand_as(writing), writing)
+            share = passed.transpose(1, 2)[inside]  # γ, positions × own words
+            whole = share.sum(dim=1)  # Γ
+            chosen = (whole > torch.finfo(whole.dtype).eps / 8).nonzero()[:, 0]
+            slope = probabilities[chosen].mul_(whole[chosen, None])
+            slope.scatter_add_(1, columns[chosen], -share[chosen])
+            if to_features is not None:
+                part = torch.zeros(packed.shape, dtype=to_features.dtype, device=packed.device)
+                part[chosen] = slope @ wide
+                to_features[rows][inside] = part
+            if to_weight is not None:
+                to_weight.addmm_(slope.T, packed[chosen].to(slope.dtype))
+        ctx.dtypes = (features.dtype, weight.dtype, log_links.dtype)
+        ctx.save_for_backward(to_features, to_weight, to_links)
         total = torch.stack(losses).sum()
         if not predict:
             return (total,)

@@ -271,6 +271,7 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
         self.transition = transition_class(config)(config, config.decoder_depth)
         rescale_weights(self.transition, config.weight_norm, config.weight_norm_clip)
         self.length_head = self.length_model.make_head()
+        self.link_head = self.length_model.make_links()
         self.latent_head = LatentHead(config) if config.latent == "vae" else None
         self.input_head = InputHead(config) if config.input_predictor else None
         self.shortlist = Shortlist(config) if config.shortlist_size else None
@@ -379,6 +380,7 @@ class DeqNarModel(RefinementMixin, DeqNarPreTrainedModel):
             embedding=embedding,
             scale=self.embedding_scale,
             words=source.words,
+            links=self.link_head,
         )
         return BoundTransition(self.transition, context)
 
@@ -560,7 +562,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
                     "it must have the old one's width."
                 )
         missing, unknown = self.load_state_dict(weights, strict=False)
-        new = ("length_head.", "latent_head.", "input_head.", ".fusion.", ".feedback.", "lm_head.")
+        new = ("length_head.", "link_head.", "latent_head.", "input_head.", ".fusion.", ".feedback.", "lm_head.")
         missing = [name for name in missing if not any(part in name for part in new)]
         unknown = [name for name in unknown if not any(part in name for part in new)]
         if unknown or missing:
@@ -604,8 +606,8 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
     ) -> DeqNarSeq2SeqLMOutput:
         """Logits at the equilibrium, and with `labels` the loss. The arguments are those of `DeqNarModel.forward`.
 
-        The loss is cross-entropy (CTC for CTC models) per target token, plus the length loss and the latent KL where
-        the model has them.
+        The loss is cross-entropy (CTC for CTC models, −log of the sum over paths for graphs) per target token, plus the
+        length loss and the latent KL where the model has them.
 
         Args:
             objective: called with this model; its result is returned instead. Trainers compute their objectives this
@@ -640,7 +642,7 @@ class DeqNarForConditionalGeneration(DeqNarPreTrainedModel, DeqNarGenerationMixi
         """The likelihood per target token, plus the length loss and the latent KL where the model has them."""
         lengths, target_lengths = self.length_model, (labels >= 0).sum(dim=1)
         if not lengths.fits(labels, canvas.lengths).all():
-            logger.warning_once("Some targets are longer than their CTC canvas; they are excluded from the loss.")
+            logger.warning_once("Some targets are longer than their canvas; they are excluded from the loss.")
         total, tokens = lengths.loss(self, found.value, Targets(labels, canvas.mask))
         loss = total / tokens.clamp_min(1)
         length_loss = lengths.length_loss(self, source, target_lengths)

@@ -19,6 +19,7 @@ UNKNOWN = -1
 def never_written(config: DeqNarConfig) -> list[int]:
     """Tokens that are never generated."""
     never = {config.pad_token_id, config.mask_token_id, config.bos_token_id}
+    never |= set() if config.predicts_blanks else {config.blank_token_id}
     return [token for token in never if token is not None]
 
 

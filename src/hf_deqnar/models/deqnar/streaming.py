@@ -76,7 +76,8 @@ class Candidates:
     nfe: Tensor  # candidates
     residual: Tensor | None = None
     converged: Tensor | None = None
-    log_probs: Tensor | None = None  # candidates, positions, vocabulary; for CTC beam search
+    log_probs: Tensor | None = None  # candidates, positions, vocabulary; for a beam search
+    log_links: Tensor | None = None  # candidates, positions, positions; of a graph
     forced: dict[int, list[list[int]]] | None = None  # candidate: the terms that its text must contain
     masked_chances: Tensor | None = None  # candidates, positions: P(z_i is masked | X); for input sampling
 

@@ -16,6 +16,7 @@ from transformers.activations import ACT2FN
 
 from .configuration_deqnar import DeqNarConfig
 from .ctc import likeliest
+from .dag import passing
 from .fixed_point import FixedPoint, Step, measure_residual
 from .implicit_gradient import GradientOptions, equilibrium
 from .layers_deqnar import DecoderLayer, Record, RecurrentStack
@@ -38,6 +39,7 @@ class Context:
     embedding: Tensor | None  # (vocabulary or words, d_model); None where an exported graph contains it
     scale: float  # factor of the input embeddings
     words: Words | None = None  # the tokens that may be predicted; None for the whole vocabulary
+    links: nn.Module | None = None  # features and canvas mask → log E of a graph; None if there are no links
 
     def select(self, rows: Tensor) -> "Context":
         """The context of some rows, with the source cut to the longest of them."""
@@ -80,6 +82,9 @@ class SelfConditioning(nn.Module):
     then an evaluation learns tokens given others. `expected` feeds back the expected embedding of the predicted token,
     `argmax` the embedding of the likeliest one. A position whose state is zero, the initial one, predicts nothing.
 
+    In a graph, the encoded position in the path of every vertex, which is expected under the links, is added to its
+    embedding.
+
     Reference: Huang et al. 2022 (DSLP), https://arxiv.org/abs/2110.07515; Nozaki and Komatsu 2021 (self-conditioned
     CTC), https://arxiv.org/abs/2104.02724.
     """
@@ -95,13 +100,26 @@ class SelfConditioning(nn.Module):
         if state.is_cpu and not torch.compiler.is_compiling() and not state.any():
             return None  # the first evaluation
         predicts = (state != 0).any(dim=-1, keepdim=True)
-        return self.embed(state, context) * predicts
+        embedded = self.embed(state, context)
+        if context.links is not None:
+            mask = None if context.canvas_mask is None else context.canvas_mask[:, 0, 0] == 0
+            _, places = passing(context.links(state, mask))
+            embedded = embedded + encode_places(places, embedded)
+        return embedded * predicts
 
     def add(self, hidden: Tensor, embedded: Tensor | None, layer: int) -> Tensor:
         """The input of a layer with the prediction fed back into it."""
         if embedded is None or layer >= len(self.feedback):
             return hidden
         return hidden + self.feedback[layer](embedded)
+
+
+def encode_places(places: Tensor, like: Tensor) -> Tensor:
+    """Sinusoidal encoding of real-valued positions: (batch, canvas) → (batch, canvas, d_model)."""
+    width = like.shape[-1]
+    steps = torch.arange(0, width, 2, device=places.device, dtype=places.dtype)
+    angles = places[..., None] * (steps * (-math.log(10000.0) / width)).exp()
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 
 def expected_embedding(features: Tensor, context: "Context") -> Tensor:
