@@ -501,10 +501,10 @@ def test_a_generation_config_changes_only_what_it_sets(config_class):
 @pytest.mark.parametrize("option", [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 3}])
 def test_advice_against_repetition_suits_the_length_model(option):
     tokens = padded(random_sentences(1))
-    with pytest.raises(ValueError, match="no counterpart here: deduplicate=True"):
+    with pytest.raises(ValueError, match="is not supported by this model: deduplicate=True"):
         small_model(length="predict").generate(input_ids=tokens, **option)
     for passed in (option, {"generation_config": GenerationConfig(**option)}):
-        with pytest.raises(ValueError, match="no counterpart here: CTC merges repeated neighbours already"):
+        with pytest.raises(ValueError, match="is not supported by this model: CTC merges repeated neighbours already"):
             small_model(length="ctc").generate(input_ids=tokens, **passed)
     with pytest.raises(ValueError, match="with length='predict' merge repeated neighbours with deduplicate=True"):
         DeqNarGenerationConfig(**option)
