@@ -481,7 +481,9 @@ class _Graph(_LinearLoss):
             passed.scatter_add_(1, own.labels[rows].clamp_min(0)[:, :, None].expand_as(writing), writing)
             share = passed.transpose(1, 2)[inside]  # γ, positions × own words
             whole = share.sum(dim=1)  # Γ
-            chosen = (whole > torch.finfo(whole.dtype).eps / 8).nonzero()[:, 0]
+            chosen: Tensor | slice = (whole > torch.finfo(whole.dtype).eps / 8).nonzero()[:, 0]
+            if len(chosen) == len(whole):
+                chosen = slice(None)  # without a copy
             slope = probabilities[chosen].mul_(whole[chosen, None])
             slope.scatter_add_(1, columns[chosen], -share[chosen])
             if to_features is not None:
