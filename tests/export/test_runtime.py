@@ -170,6 +170,11 @@ def test_translation_pipeline_accepts_exports(loaded, tokenizer, precision):
     figures = translate("", return_figures=True)[0], translate(ENGLISH[0], return_figures=True)[0]
     assert figures[0] == {"translation_text": ""}
     assert figures[1]["nfe"] > 1
+    settings = {"return_quality": True, "quality": make_quality(len(tokenizer))}
+    (answer,) = translate(f"{ENGLISH[0]}  {ENGLISH[1]}", **settings)
+    assert answer["translation_text"] == "  ".join(one["translation_text"] for one in single[:2])
+    low, high = sorted(translate(sentence, **settings)[0]["quality"] for sentence in ENGLISH[:2])
+    assert 0 < low <= answer["quality"] <= high < 1
 
 
 def test_an_input_beyond_the_limits_is_refused(loaded, tokenizer):
