@@ -507,7 +507,7 @@ def test_advice_against_repetition_suits_the_length_model(option):
     for passed in (option, {"generation_config": GenerationConfig(**option)}):
         with pytest.raises(ValueError, match="is not supported by this model: CTC merges repeated neighbours already"):
             small_model(length="ctc").generate(input_ids=tokens, **passed)
-    with pytest.raises(ValueError, match="with length='predict' merge repeated neighbours with deduplicate=True"):
+    with pytest.raises(ValueError, match="with length='predict' or 'dag' merge repeated neighbours"):
         DeqNarGenerationConfig(**option)
 
 
