@@ -367,7 +367,7 @@ def reranker_tokenizer(name: str) -> Any:
     """The tokenizer of a reranker; the last one is cached."""
     try:
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:  # TypeError: a tokenizer of SentencePiece without its file
         raise ValueError(f"{name} has no tokenizer to compare with the model's; save it in this folder.") from error
 
 
