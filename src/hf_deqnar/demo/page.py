@@ -143,10 +143,18 @@ def show_curve(solves: list[Solve], step: int, tolerance: float) -> str:
 
 def figures_of(solves: list[Solve], seconds: float) -> list[tuple[str, str]]:
     """Quality estimate, evaluations, residual and time."""
-    score = sum(solve.alternatives[0][0] for solve in solves) / len(solves)
-    rows = [("Quality estimate: mean probability of a token", f"{math.exp(score):.0%}")]
+    rows = [quality_of(solves)]
     rows.append(("Evaluations of the decoder", ", ".join(str(solve.nfe) for solve in solves)))
     if all(solve.residuals for solve in solves):
         rows.append(("Residual", ", ".join(f"{solve.residuals[-1]:.1e}" for solve in solves)))
         rows.append(("Converged", ", ".join("yes" if solve.converged else "no" for solve in solves)))
     return [*rows, ("Time", f"{seconds * 1000:.0f} ms")]
+
+
+def quality_of(solves: list[Solve]) -> tuple[str, str]:
+    """The mean quality estimate of the sentences, or what is known without one."""
+    known = [solve.quality for solve in solves if solve.quality is not None]
+    if len(known) == len(solves):
+        return "Quality estimate: expected chrF / 100", f"{sum(known) / len(known):.2f}"
+    score = sum(solve.alternatives[0][0] for solve in solves) / len(solves)
+    return "Quality estimate: mean probability of a token", f"{math.exp(score):.0%}"

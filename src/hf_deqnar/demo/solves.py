@@ -20,6 +20,7 @@ class Solve:
         drafts: words after every evaluation.
         residuals: after every evaluation; empty for stacked models.
         alternatives: log-probability per token and text, the best first.
+        quality: the estimate of the model, from 0 to 1; None for a model that `hf-deqnar calibrate` was not run on.
     """
 
     source: str
@@ -28,6 +29,7 @@ class Solve:
     alternatives: list[tuple[float, str]]
     nfe: int
     converged: bool | None
+    quality: float | None
 
     @property
     def text(self) -> str:
@@ -70,6 +72,7 @@ def solve_all(translator: Translator, sentences: list[str], nbest: int, **option
                 alternatives=[(score, text) for text, score in alternatives.items()],
                 nfe=int(out.nfe[0]),
                 converged=None if out.converged is None else bool(out.converged[0]),
+                quality=None if out.quality is None else float(out.quality[0]),
             )
         )
     return found, seconds
