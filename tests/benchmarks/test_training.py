@@ -50,5 +50,7 @@ def test_batches_have_caption_lengths_within_the_token_budget():
 
 
 def test_system_names_are_unique():
-    names = [one.name for one in systems(6, 0.5)]
+    names = [one.name for one in systems(6, 0.5, sampled=True)]
     assert len(set(names)) == len(names)
+    sampled = [name for name in names if "sampled_words" in name]
+    assert [name for name in names if name not in sampled] == [one.name for one in systems(6, 0.5, sampled=False)]

@@ -53,8 +53,8 @@ def test_errors_are_one_readable_line(run, saved, folder):
         (["--input", folder / "latin.md"], "latin.md, line 2: not valid UTF-8 at byte 8"),
         (["--glossary", folder / "absent.tsv", "Hi."], "There is no file"),
         (["--glossary", folder / "page.html", "Hi."], "page.html, line 1: expected a source term"),
-        (["--input", folder / "page.html", "--watch"], "--watch shows lines"),
-        (["--format", "text", "--jsonl", "Hi."], "--jsonl shows lines"),
+        (["--input", folder / "page.html", "--watch"], "--watch is for lines"),
+        (["--format", "text", "--jsonl", "Hi."], "--jsonl is for lines"),
         (["--format", "pdf", "Hi."], "invalid choice: 'pdf'"),
     ]:
         done = run("translate", *model, *arguments)

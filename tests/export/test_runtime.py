@@ -24,8 +24,10 @@ def lists(sequences: torch.Tensor, padding: int = 1) -> list[list[int]]:
 
 def options_of(model) -> list[dict]:
     """Options of `generate` that this kind of model supports."""
-    beams = {"ctc_beam_size": 3} if model.config.length == "ctc" else {"length_beams": 3, "deduplicate": True}
-    options = [{}, {"refinement_passes": 2, "max_nfe": 5}, {**beams, "num_return_sequences": 2}]
+    lengths = model.length_model
+    beams = {lengths.beam_option: 3} | ({} if lengths.has_own_alignment else {"deduplicate": True})
+    again = {} if lengths.reads_once else {"refinement_passes": 2}
+    options = [{}, {**again, "max_nfe": 5}, {**beams, "num_return_sequences": 2}]
     if model.config.refinement != "stacked":
         options += [{"stop_on_stable_tokens": 2}, {"solver": "broyden", "tol": 1e-2}, {"max_nfe": 1}]
     if model.model.input_head is not None:

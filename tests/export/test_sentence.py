@@ -46,7 +46,7 @@ def sentences(batch) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 def test_only_supported_models_have_a_sentence_graph(loaded):
-    supported = [*AT_ONCE, "self-conditioned", "graph"]
+    supported = [*AT_ONCE, "graph"]
     assert [kind for kind in KINDS if loaded(kind, "fp32")[1].sentence is not None] == sorted(
         supported, key=list(KINDS).index
     )

@@ -514,8 +514,8 @@ class DeqNarGenerationMixin:
             inputs = (candidates.log_probs, candidates.log_links, lengths)
             tokens, counts, ranking, log_probs = self._search_beams(*inputs, settings, fluency)
             if candidates.forced:
-                tokens, counts, ranking = self._keep_forced(candidates, tokens, counts, ranking, settings)
-                log_probs = ranking if fluency is None else ranking - fluency.of_text(tokens, counts)
+                beams = (tokens, counts, ranking, log_probs)
+                tokens, counts, ranking, log_probs = self._select_forced(candidates, *beams, settings)
             scores = log_probs.clamp_max(0) / counts.clamp_min(1)
             beam, tokens = tokens.shape[1], tokens.flatten(0, 1)[:, : settings.max_length]
             return Texts(tokens, rows.repeat_interleave(beam), ranking.flatten(), scores.flatten())
@@ -531,33 +531,37 @@ class DeqNarGenerationMixin:
         scores = (candidates.scores * scored).sum(dim=1) / scored.sum(dim=1).clamp_min(1)
         return Texts(tokens, rows, scores, scores, token_scores[:, : settings.max_length])
 
-    def _keep_forced(
+    def _select_forced(
         self,
         candidates: Candidates,
         tokens: Tensor,
         counts: Tensor,
         ranking: Tensor,
+        log_probs: Tensor,
         settings: DeqNarGenerationConfig,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Texts of a beam without the terms of `forced_tokens` get −∞; if no text has them, the best path is taken."""
         padding, blank = self.config.pad_token_id, self.config.blank_token_id
         assert candidates.forced is not None
         for row, terms in candidates.forced.items():
             texts = [text[:count] for text, count in zip(tokens[row].tolist(), counts[row].tolist(), strict=True)]
-            kept = torch.tensor([contains_terms(text, terms, settings.word_starts) for text in texts])
-            kept &= ranking[row].cpu() > float("-inf")
-            if not kept.any():
+            valid = torch.tensor([contains_terms(text, terms, settings.word_starts) for text in texts])
+            valid &= ranking[row].cpu() > float("-inf")
+            if not valid.any():
                 length = int(candidates.mask[row].sum())
                 path = candidates.tokens[row : row + 1, :length]
                 text, count = collapse(path, torch.tensor([length], device=path.device), blank, padding)
                 tokens = functional.pad(tokens, (0, max(0, text.shape[1] - tokens.shape[2])), value=padding)
                 tokens[row, 0], counts[row, 0] = padding, count[0]
                 tokens[row, 0, : text.shape[1]] = text[0]
-                log_probs = candidates.log_probs[row, :length]  # type: ignore[index]  # of a beam search
-                ranking[row, 0] = log_probs.gather(1, path[0][:, None]).sum()  # at most log p of the text
-                kept[0] = True
-            ranking[row] = ranking[row].masked_fill(~kept.to(ranking.device), float("-inf"))
-        return tokens, counts, ranking
+                of_tokens = candidates.log_probs[row, :length]  # type: ignore[index]  # of a beam search
+                log_probs[row, 0] = of_tokens.gather(1, path[0][:, None]).sum()  # at most log p of the text
+                ranking[row, 0] = log_probs[row, 0] / count[0].clamp_min(1)
+                valid[0] = True
+            dropped = ~valid.to(ranking.device)
+            for figures in (ranking, log_probs):
+                figures[row] = figures[row].masked_fill(dropped, float("-inf"))
+        return tokens, counts, ranking, log_probs
 
     def _without_end(self, texts: Tensor) -> Tensor:
         """Replace end tokens by padding."""
