@@ -93,6 +93,7 @@ def open_page(browser, url):
 
 def translated(page) -> str:
     page.wait_for_function("document.querySelector('#translation textarea').value !== ''")
+    page.wait_for_selector("#figures table")  # outputs are rendered one after the other
     return page.input_value("#translation textarea")
 
 
@@ -171,13 +172,20 @@ def luminance(colour: str) -> float:
 def test_options_alternatives_and_a_comparison(open_page):
     page = open_page()
     page.get_by_text("Options").click()
-    page.get_by_label("Alternatives").first.fill("3")
-    page.get_by_label("Most evaluations").first.fill("2")
+    for label, value in (("Alternatives", "3"), ("Most evaluations", "2")):
+        field = page.get_by_label(label).first
+        field.wait_for(state="visible")
+        field.fill(value)
+        field.press("Tab")  # the page takes a value when the field loses the focus
+        page.wait_for_timeout(200)
+        assert field.input_value() == value
     page.get_by_label("Compare with").click()
     page.get_by_role("option").nth(1).click()
     page.fill("#text textarea", "My brother has lived in Berlin for three years.")
     page.click("#translate")
     text = translated(page)
+    page.wait_for_selector("#alternatives table")
+    page.wait_for_selector("#compared table")
     assert page.locator("#alternatives tr").count() in (2, 3, 4)
     assert text in page.inner_text("#alternatives")
     assert "Translation" in page.inner_text("#compared")
