@@ -177,7 +177,7 @@ def create_application(translator: Any, options: ServerOptions, model_name: str)
                 raise Refused(503, message, Retry_After="1") from error
             if texts is None:
                 metrics.disconnected.inc()
-                return Response(status_code=499)  # nobody receives it
+                return Response(status_code=499)  # the connection is closed
         return JSONResponse({"translatedText": texts[0] if isinstance(asked.q, str) else texts})
 
     if can_stream(translator.model):

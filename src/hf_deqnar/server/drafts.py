@@ -17,7 +17,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class ClientLeft(Exception):
-    """Ends the translation of a sentence that nobody receives."""
+    """Ends the translation of a sentence whose client has left."""
 
 
 def can_stream(model: Any) -> bool:
