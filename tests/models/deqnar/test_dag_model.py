@@ -98,6 +98,28 @@ def test_fuzzy_loss_in_chunks_is_the_loss_of_full_logits(monkeypatch):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("likelihood", ["dag", "fuzzy_dag"])
+def test_autocast_rounds_the_projections_only(likelihood):
+    """Loss and gradients of a bfloat16 autocast agree with those without it up to the precision of bfloat16."""
+    model = graph_model(refinement="stacked").float()
+    rows = batch(rows=3, shortest=4)
+    found = {}
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            source = model.prepare(rows["input_ids"])
+            canvas = model.lay_out(source)
+            features = model.solve(source, canvas).value
+            targets = Targets(rows["labels"], canvas.mask, likelihood=likelihood)
+            total, count = model.length_model.loss(model, features, targets)
+        assert total.dtype == torch.float32
+        model.zero_grad()
+        (total / count).backward()
+        found[enabled] = total / count, model.lm_head.weight.grad, model.model.link_head.query_key.weight.grad
+    for rounded, exact in zip(found[True], found[False], strict=True):
+        assert exact.norm() > 0
+        assert (rounded - exact).norm() < 0.05 * exact.norm()
+
+
 @pytest.mark.parametrize("options", SEARCHES)
 @pytest.mark.parametrize("fields", [{"refinement": "stacked"}, {"self_conditioning": "expected", "max_nfe": 40}])
 def test_translation_does_not_depend_on_batch(fields, options):

@@ -440,7 +440,7 @@ class _Graph(_LinearLoss):
         to_features, to_weight = _LinearLoss.start(ctx, features, weight)
         with_gradient = any(ctx.needs_input_grad[:3])
         to_links = torch.zeros_like(log_links) if ctx.needs_input_grad[2] else None
-        mask, labels, wide = targets.canvas_mask, targets.labels, full_precision(weight)
+        mask, labels = targets.canvas_mask, targets.labels
         own = OwnWords.of(labels, 0)  # place 0 is not part of a target
         lengths, canvas_lengths = (labels >= 0).sum(dim=1) + 1, mask.sum(dim=1)
         losses, predictions = [], []
@@ -466,7 +466,7 @@ class _Graph(_LinearLoss):
             total, of_vertices, of_links = path_sum(emitted, log_links[rows], canvas_lengths[rows], lengths[rows])
             losses.append(-(total.masked_fill(~fits[rows], 0.0)).sum())
             if predict:
-                predictions.append(_unpack(inside, tokens, probabilities @ wide, scores))
+                predictions.append(_unpack(inside, tokens, _product(probabilities, weight), scores))
             if not with_gradient:
                 continue
             counted = fits[rows].to(total.dtype)[:, None, None]
@@ -488,10 +488,10 @@ class _Graph(_LinearLoss):
             slope.scatter_add_(1, columns[chosen], -share[chosen])
             if to_features is not None:
                 part = torch.zeros(packed.shape, dtype=to_features.dtype, device=packed.device)
-                part[chosen] = slope @ wide
+                part[chosen] = _product(slope, weight)
                 to_features[rows][inside] = part
             if to_weight is not None:
-                to_weight.addmm_(slope.T, packed[chosen].to(slope.dtype))
+                to_weight.add_(_product(slope.T, packed[chosen]))
         ctx.dtypes = (features.dtype, weight.dtype, log_links.dtype)
         ctx.save_for_backward(to_features, to_weight, to_links)
         total = torch.stack(losses).sum()
