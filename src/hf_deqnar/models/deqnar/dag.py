@@ -241,48 +241,70 @@ def lookahead_path(log_links: Tensor, scores: Tensor | None, lengths: Tensor, be
 def joint_viterbi(
     log_links: Tensor, scores: Tensor, lengths: Tensor, length_penalty: float, longest: int | None = None
 ) -> tuple[Tensor, Tensor]:
+    """`joint_viterbi_of_sentence` of every row, without its padding.
+
+    Args:
+        scores: (batch, vertices), max_v log P(v | j).
+
+    Returns:
+        which vertices are passed, (batch, vertices), and the score of each path.
+    """
+    passed = torch.zeros(scores.shape, dtype=torch.bool)
+    best = scores.new_empty(len(scores), device="cpu")
+    inputs = (log_links.cpu().numpy(), scores.cpu().numpy(), lengths.tolist())
+    for row, (links, values, length) in enumerate(zip(*inputs, strict=True)):
+        vertices, score = joint_viterbi_of_sentence(links[:length, :length], values[:length], length_penalty, longest)
+        passed[row, vertices] = True
+        best[row] = score
+    return passed.to(scores.device), best.to(scores.device)
+
+
+def joint_viterbi_of_sentence(
+    log_links: numpy.ndarray, scores: numpy.ndarray, length_penalty: float, longest: int | None = None
+) -> tuple[list[int], float]:
     """The path and tokens with the highest (Σ log E_ij + Σ max_v log P(v | j)) / n^α, for n tokens.
 
     The first vertex writes nothing. For every n the best path that ends at the last vertex is known,
 
         s_0(0) = 0;  s_n(j) = max_v log P(v | j) + max_i s_{n−1}(i) + log E_ij,
 
-    and α decides between the lengths, which is the length control that CTC lacks (Shao et al. 2022). The recursion ends
-    when no longer path can be better: its score is at most max_j s_n(j) / N^α, for N tokens at most.
+    and α decides between the lengths, which is the length control that CTC lacks (Shao et al. 2022). After n tokens a
+    path is at vertex n or later, so the recursion leaves earlier ones out. It ends when no longer path can be better:
+    its score is at most max_j s_n(j) / N^α, for N tokens at most.
 
     Args:
-        scores: (batch, vertices), max_v log P(v | j).
+        log_links: vertices × vertices.
+        scores: max_v log P(v | j) of the vertices.
         length_penalty: α.
-        longest: most tokens of a path; by default all vertices but the first. A longer path is used where no other is.
+        longest: most tokens of a path; by default all vertices but the first.
 
     Returns:
-        which vertices are passed, (batch, vertices), and the score of each path.
+        the vertices of the path, the first and last included, and its score.
     """
-    rows, vertices = scores.shape
-    most = max(1, min(vertices - 1, vertices - 1 if longest is None else longest))
-    row, last = torch.arange(rows, device=scores.device), lengths - 1
-    incoming = log_links.transpose(1, 2).contiguous()
-    state = torch.full_like(scores, MINUS)
-    state[:, 0] = 0.0
-    states = [state]
-    best = scores.new_full((rows,), MINUS)
-    tokens = torch.ones_like(lengths)
+    vertices = len(scores)
+    if vertices == 1:
+        return [0], 0.0
+    most = max(1, vertices - 1 if longest is None else min(longest, vertices - 1))
+    states = numpy.full((most + 1, vertices), MINUS, dtype=scores.dtype)
+    states[0, 0] = 0.0
+    arrivals = numpy.empty_like(log_links)
+    best, tokens = MINUS, 1
     for count in range(1, most + 1):
-        state = (incoming + state[:, None]).amax(dim=2) + scores
-        states.append(state)
-        reached = state[row, last] / count**length_penalty
-        tokens = torch.where(reached > best, count, tokens)
-        best = torch.maximum(best, reached)
-        if bool((state.amax(dim=1) / most**length_penalty <= best).all()):
+        sums = numpy.add(
+            log_links[count - 1 :, count:], states[count - 1, count - 1 :, None], out=arrivals[count - 1 :, count:]
+        )
+        state = states[count, count:]
+        numpy.maximum.reduce(sums, axis=0, out=state)
+        state += scores[count:]
+        score = float(state[-1]) / count**length_penalty
+        if score > best:
+            best, tokens = score, count
+        if float(state.max()) / most**length_penalty <= best:
             break
-    passed = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    passed[row, last] = True
-    place = last
-    for count in range(len(states) - 1, 0, -1):
-        before = (incoming[row, place] + states[count - 1]).argmax(dim=1)
-        place = torch.where(count <= tokens, before, place)
-        passed[row, place] = True
-    return passed, best
+    path = [vertices - 1]
+    for count in range(tokens, 0, -1):
+        path.append(int((log_links[:, path[-1]] + states[count - 1]).argmax()))
+    return path[::-1], best
 
 
 def dag_beam_of_sentence(

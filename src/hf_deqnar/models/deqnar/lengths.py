@@ -33,6 +33,7 @@ from .dag import (
     dag_loss,
     gated_links,
     joint_viterbi,
+    joint_viterbi_of_sentence,
     lookahead_path,
     passing,
 )
@@ -605,10 +606,10 @@ class DagLength(UpsampledLength):
     def sentence_text(self, outputs: dict[str, numpy.ndarray], settings: Any) -> list[int]:
         log_links, tokens = outputs["log_links"], outputs["tokens"].tolist()
         if settings.dag_search == "viterbi":
-            scores = torch.from_numpy(outputs["scores"])[None]
-            inputs = (torch.from_numpy(log_links)[None], scores, torch.tensor([len(tokens)]))
-            vertices = joint_viterbi(*inputs, settings.dag_length_penalty, settings.max_length)[0][0].nonzero()[:, 0]
-            text = [tokens[vertex] for vertex in vertices.tolist()[1:]]
+            vertices, _ = joint_viterbi_of_sentence(
+                log_links, outputs["scores"], settings.dag_length_penalty, settings.max_length
+            )
+            text = [tokens[vertex] for vertex in vertices[1:]]
         else:
             if settings.dag_search == "lookahead":
                 log_links = log_links + numpy.float32(settings.dag_beta) * outputs["scores"]
