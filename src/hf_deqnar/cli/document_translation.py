@@ -10,6 +10,7 @@ from ..documents.glossary import NO_GLOSSARY, read_glossary
 from ..documents.marks import Document
 from ..documents.translation import Request, translate_document
 from ..documents.translator import Translator
+from ..utils.files import write_text
 from .line_translation import generate_settings
 from .loading import bundled_model, load_model
 from .translate import TranslationArguments
@@ -25,7 +26,11 @@ def translate_documents(options: TranslationArguments) -> int:
     model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
     translator = Translator(model, tokenizer, options.batch_size, **generate_settings(options, model))
     for document in documents:
-        print(translate_document(document, with_progress(translator), glossary, translator.fits), end="", flush=True)
+        text = translate_document(document, with_progress(translator), glossary, translator.fits)
+        if options.output is not None:
+            write_text(options.output, text)
+            continue
+        print(text, end="", flush=True)
         if options.text:
             print()
     return 0

@@ -1,13 +1,19 @@
 """Translating lines as they arrive, and printing the results."""
 
+import dataclasses
+import hashlib
+import io
+import itertools
 import json
 import math
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -15,8 +21,15 @@ from ..models.deqnar.configuration_deqnar import is_deqnar
 from ..models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline, shortened
 from ..models.deqnar.streaming import TerminalStreamer
 from ..models.deqnar.text import clean_text
+from ..utils.files import read_json, write_error, write_json
+from .line_workers import available_cores, map_in_processes
 from .loading import bundled_model, load_model
 from .translate import TranslationArguments
+
+# A file of more lines is translated by several processes.
+LINES_OF_ONE_PROCESS = 1000
+# Batches that are read from a file at once; sentences of similar length are put in one batch.
+BATCHES_OF_A_CHUNK = 32
 
 
 @dataclass
@@ -29,33 +42,177 @@ class Line:
     unfamiliar: str | None = None  # a sentence that does not look like the source language
 
 
+@dataclass
+class Translated:
+    """The output for some lines, what is said about them on stderr, and how many they are and failed."""
+
+    output: str
+    messages: str
+    lines: int
+    failures: int
+
+
+class LineTranslator:
+    """Translates lines with a model that is loaded once."""
+
+    def __init__(self, options: TranslationArguments) -> None:
+        if options.model is None:
+            options.model = bundled_model()
+        model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
+        self.pipeline = DeqNarTranslationPipeline(
+            model=model,
+            tokenizer=tokenizer,
+            task="translation",
+            device=model.device,
+            split_sentences=not options.no_split_sentences,
+            warn_unfamiliar=False,  # the message of `translate_lines` has the number of the line
+        )
+        self.options, self.settings = options, generate_settings(options, model)
+        self.where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"
+        self.pipeline("A", **self.settings)  # raises the error for invalid options once, before any line is translated
+
+    def __call__(self, lines: list[Line]) -> Translated:
+        output, messages = io.StringIO(), io.StringIO()
+        failures = self.print(lines, output, messages)
+        return Translated(output.getvalue(), messages.getvalue(), len(lines), failures)
+
+    def print(self, lines: list[Line], output: TextIO, messages: TextIO) -> int:
+        """Translate and print in order. Returns the number of lines that failed."""
+        return translate_lines(self.pipeline, lines, self.settings, self.options, self.where, output, messages)
+
+
 def translate(options: TranslationArguments) -> int:
     """Translate all input; returns the exit status."""
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")
-    if options.model is None:
-        options.model = bundled_model()
-    model, tokenizer = load_model(options.model, options.device, options.runtime, options.threads)
-    pipeline = DeqNarTranslationPipeline(
-        model=model,
-        tokenizer=tokenizer,
-        task="translation",
-        device=model.device,
-        split_sentences=not options.no_split_sentences,
-        warn_unfamiliar=False,  # the message below has the number of the line
-    )
-    settings = generate_settings(options, model)
-    where = str(options.input) if options.input is not None else "argument" if options.text else "stdin"
-    pipeline("A", **settings)  # raises the error for invalid options once, before any line is read
-    failures = 0
     total = None
     if options.input is not None:
         with options.input.open("rb") as file:
             total = sum(1 for _ in file)
-    with tqdm(total=total, unit="line", disable=None if total is not None else True, file=sys.stderr) as progress:
-        for lines in batches(read_lines(options), 1 if options.watch else options.batch_size):
-            failures += translate_lines(pipeline, lines, settings, options, where)
-            progress.update(len(lines))
+    processes = number_of_processes(options, total)
+    if processes > 1:  # each of them has its share of the threads
+        options.threads = max(1, (options.threads or available_cores()) // processes)
+    if options.output is not None:
+        return write_output(options, total, processes)
+    failures = 0
+    with progress_bar(total) as progress:
+        for translated in translate_input(options, processes, sys.stdout):
+            print(translated.output, end="", flush=True)
+            print(translated.messages, end="", file=sys.stderr)
+            failures += translated.failures
+            progress.update(translated.lines)
     return 1 if failures else 0
+
+
+def progress_bar(total: int | None, done: int = 0) -> tqdm:
+    return tqdm(total=total, initial=done, unit="line", disable=None if total is not None else True, file=sys.stderr)
+
+
+def number_of_processes(options: TranslationArguments, total: int | None) -> int:
+    """--processes, or for long files one for each core, if the model runs on the CPU."""
+    if options.processes is not None:
+        return options.processes
+    if total is None or total <= LINES_OF_ONE_PROCESS or options.watch:
+        return 1
+    if options.device is None:
+        import torch
+
+        on_cpu = not torch.cuda.is_available()
+    else:
+        on_cpu = options.device == "cpu"
+    return min(options.threads or available_cores(), available_cores()) if on_cpu else 1
+
+
+def translate_input(
+    options: TranslationArguments, processes: int, live: TextIO | None = None, skipped: int = 0
+) -> Iterator[Translated]:
+    """The translations of all input in its order.
+
+    Args:
+        processes: that translate; one is this process.
+        live: where lines are printed as they arrive, if the input is not a file.
+        skipped: number of lines at the beginning that are left out.
+    """
+    lines = itertools.islice(read_lines(options), skipped, None)
+    size = 1 if options.watch else options.batch_size
+    if options.input is not None and not options.watch:
+        chunks = chunks_of(lines, size * BATCHES_OF_A_CHUNK)
+        if processes > 1:
+            yield from map_in_processes(LineTranslator, options, chunks, processes)
+        else:
+            yield from map(LineTranslator(options), chunks)
+        return
+    translator = LineTranslator(options)
+    for batch in batches(lines, size):
+        if live is None:
+            yield translator(batch)
+        else:
+            yield Translated("", "", len(batch), translator.print(batch, live, sys.stderr))
+
+
+def chunks_of(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+    while chunk := list(itertools.islice(lines, size)):
+        yield chunk
+
+
+def write_output(options: TranslationArguments, total: int | None, processes: int) -> int:
+    """Translate into --output. Lines are written to FILE.unfinished, from which the same command resumes."""
+    assert options.output is not None
+    unfinished = options.output.with_name(f"{options.output.name}.unfinished")
+    record = unfinished.with_name(f"{unfinished.name}.json")
+    key = resumption_key(options)
+    start, failures, count = time.perf_counter(), 0, 0
+    try:
+        done, size, earlier = finished_lines(unfinished, record, key)
+        if done:
+            print(f"{unfinished}: {done:,} lines are done; resuming after them.", file=sys.stderr)
+        else:
+            write_json(record, {"key": key, "lines": 0, "bytes": 0, "failures": 0})
+        with unfinished.open("r+b" if done else "wb") as file, progress_bar(total, done) as progress:
+            file.truncate(size)
+            file.seek(size)
+            failures += earlier
+            for translated in translate_input(options, processes, skipped=done):
+                file.write(translated.output.encode("utf-8", errors="replace"))
+                file.flush()
+                print(translated.messages, end="", file=sys.stderr)
+                failures += translated.failures
+                count += translated.lines
+                progress.update(translated.lines)
+                write_json(record, {"key": key, "lines": done + count, "bytes": file.tell(), "failures": failures})
+        unfinished.replace(options.output)
+        record.unlink()
+    except OSError as error:
+        raise (write_error(options.output, error) if error.errno is not None else error) from error
+    seconds = time.perf_counter() - start
+    print(
+        f"{options.output}: {count:,} lines in {seconds:.1f} s ({count / seconds:.1f} a second), "
+        f"{processes} process{'es' if processes > 1 else ''}",
+        file=sys.stderr,
+    )
+    return 1 if failures else 0
+
+
+def resumption_key(options: TranslationArguments) -> str:
+    """A hash of everything that the output depends on: the options, and size and time of the input."""
+    values = {
+        field.name: str(getattr(options, field.name))
+        for field in dataclasses.fields(options)
+        if field.name not in ("batch_size", "threads", "processes")
+    }
+    if options.input is not None:
+        status = options.input.stat()
+        values["status"] = f"{status.st_size} {status.st_mtime_ns}"
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def finished_lines(unfinished: Path, record: Path, key: str) -> tuple[int, int, int]:
+    """Lines of the input that an interrupted run of the same command has translated, their bytes, and its failures."""
+    if not (unfinished.is_file() and record.is_file()):
+        return 0, 0, 0
+    found = read_json(record, "key", "lines", "bytes", "failures", remedy=f"delete it and {unfinished} to start again")
+    if found["key"] != key or unfinished.stat().st_size < found["bytes"]:
+        return 0, 0, 0
+    return found["lines"], found["bytes"], found["failures"]
 
 
 def generate_settings(options: TranslationArguments, model: Any) -> dict:
@@ -133,9 +290,15 @@ def batches(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
 
 
 def translate_lines(
-    pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict, options: TranslationArguments, where: str
+    pipeline: DeqNarTranslationPipeline,
+    lines: list[Line],
+    settings: dict,
+    options: TranslationArguments,
+    where: str,
+    output: TextIO,
+    messages: TextIO,
 ) -> int:
-    """Translate one batch and print it in order. Returns the number of lines that failed."""
+    """Translate lines and print them in order. Returns the number of lines that failed."""
     for line in lines:
         if line.problem is None:
             try:
@@ -146,21 +309,22 @@ def translate_lines(
         settings = {**settings, "streamer": TerminalStreamer(pipeline.tokenizer)}
         for line in lines:
             if line.problem is None and clean_text(line.text):
-                print(clean_text(line.text), flush=True)
+                print(clean_text(line.text), file=output, flush=True)
     records = iter(translate_valid(pipeline, [line for line in lines if line.problem is None], settings, options))
     for line in lines:
         if line.problem is not None:
-            print(f"hf-deqnar translate: {where}, line {line.number}: {line.problem}", file=sys.stderr)
-            print(json.dumps({"line": line.number, "error": line.problem}) if options.jsonl else "", flush=True)
+            print(f"hf-deqnar translate: {where}, line {line.number}: {line.problem}", file=messages)
+            failed = json.dumps({"line": line.number, "error": line.problem}) if options.jsonl else ""
+            print(failed, file=output, flush=True)
             continue
         if line.unfamiliar is not None:
             print(
                 f"hf-deqnar translate: {where}, line {line.number}: this does not look like the source language of the "
                 f"model: {shortened(line.unfamiliar)!r}",
-                file=sys.stderr,
+                file=messages,
             )
         record = next(records)
-        show(line, record if isinstance(record, list) else [record], options)
+        show(line, record if isinstance(record, list) else [record], options, output)
     return sum(line.problem is not None for line in lines)
 
 
@@ -188,11 +352,11 @@ def translate_valid(
         return [record for line in lines for record in translate_valid(pipeline, [line], settings, options)]
 
 
-def show(line: Line, translations: list[dict], options: TranslationArguments) -> None:
+def show(line: Line, translations: list[dict], options: TranslationArguments, output: TextIO | None = None) -> None:
     if options.watch and clean_text(line.text):
         if "nfe" not in translations[0]:  # otherwise the streamer has printed the text
-            print(f"  =>  {translations[0]['translation_text']}")
-        print(f"      {summarise(translations[0])}\n", flush=True)
+            print(f"  =>  {translations[0]['translation_text']}", file=output)
+        print(f"      {summarise(translations[0])}\n", file=output, flush=True)
         return
     for rank, translation in enumerate(translations, start=1):
         text = translation.pop("translation_text")
@@ -202,13 +366,14 @@ def show(line: Line, translations: list[dict], options: TranslationArguments) ->
                 record["unfamiliar"] = line.unfamiliar
             if not math.isfinite(record.get("score", 0.0)):  # a duplicate; JSON has no infinity
                 record["score"] = None
-            print(json.dumps({**record, "rank": rank} if options.nbest > 1 else record, ensure_ascii=False), flush=True)
+            ranked = {**record, "rank": rank} if options.nbest > 1 else record
+            print(json.dumps(ranked, ensure_ascii=False), file=output, flush=True)
         else:
             # A translation is one line, even if it contains line breaks.
             text = " ".join(text.splitlines())
             columns = [str(line.number), str(rank)] if options.nbest > 1 else []
             columns += [f"{translation['quality']:.2f}"] if options.quality else []
-            print("\t".join([*columns, text]), flush=True)
+            print("\t".join([*columns, text]), file=output, flush=True)
 
 
 def summarise(figures: dict) -> str:

@@ -2,9 +2,8 @@
 
     hf-deqnar translate "A man is riding a horse."
     hf-deqnar translate --watch "A man is riding a horse."
-    hf-deqnar translate --model my-model --input corpus.en > corpus.de
-
-    hf-deqnar translate --input page.html --glossary terms.tsv > page.de.html
+    hf-deqnar translate --model my-model --input corpus.en --output corpus.de
+    hf-deqnar translate --input page.html --glossary terms.tsv --output page.de.html
 
 Subtitles (.srt), Markdown (.md) and HTML keep their markup. Without --format, other input is read line by line. The
 sentences of a line are translated separately and printed as one line. For a line that cannot be translated, an empty
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..documents.formats import format_of
+from ..utils.files import check_writable
 
 # Fields that are options of `generate`.
 GENERATION = (
@@ -51,6 +51,13 @@ class TranslationArguments:
     input: Path | None = field(
         default=None, metadata={"metavar": "FILE", "help": "Text file, read line by line, or a document."}
     )
+    output: Path | None = field(
+        default=None,
+        metadata={
+            "metavar": "FILE",
+            "help": "File of the translations. Default: standard output. The same command resumes an interrupted one.",
+        },
+    )
     format: Literal["lines", "text", "srt", "markdown", "html"] | None = field(
         default=None,
         metadata={
@@ -69,6 +76,10 @@ class TranslationArguments:
     )
     threads: int | None = field(
         default=None, metadata={"help": "Maximum number of threads. Default: one per processor core."}
+    )
+    processes: int | None = field(
+        default=None,
+        metadata={"help": "Processes that translate --input. Default: one per core for files of over 1,000 lines."},
     )
     batch_size: int = field(default=16, metadata={"help": "Sentences translated together."})
     no_split_sentences: bool = field(
@@ -128,17 +139,21 @@ class TranslationArguments:
             raise ValueError("--watch and --jsonl are two output formats; leave out one of them.")
         if self.watch and self.nbest > 1:
             raise ValueError("--watch shows one translation; leave out --nbest or --watch.")
-        for name in ("nbest", "batch_size"):
-            if getattr(self, name) < 1:
+        for name in ("nbest", "batch_size", "processes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, not {getattr(self, name)}.")
         if self.text and self.input is not None:
             raise ValueError("Give sentences or --input, not both.")
         for file in (self.input, self.glossary):
             if file is not None and not file.is_file():
                 raise FileNotFoundError(f"There is no file {file}.")
+        for name in ("output", "processes"):
+            if getattr(self, name) is not None and (self.input is None or self.watch):
+                raise ValueError(f"--{name} is for --input without --watch; leave it out.")
+        check_writable(self.output)
         if self.is_document:
             shown = {"watch": self.watch, "jsonl": self.jsonl, "nbest": self.nbest > 1, "quality": self.quality}
-            shown["no_split_sentences"] = self.no_split_sentences
+            shown.update(no_split_sentences=self.no_split_sentences, processes=self.processes is not None)
             for name, is_set in shown.items():
                 if is_set:
                     raise ValueError(f"--{name} is for lines, not for documents or glossaries; leave it or them out.")

@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
@@ -53,13 +53,26 @@ def write_atomically(path: Path, lines: Iterable[str], folder: Path | None = Non
         lines: without line ends.
         folder: of the temporary file, on the same file system; that of `path` by default.
     """
+    with renamed(path, folder) as file:
+        output = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else contextlib.nullcontext(file)
+        with output as stream:
+            for line in lines:
+                stream.write(line.encode("utf-8") + b"\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as it is, with its line ends, to a temporary file that is then renamed to `path`."""
+    with renamed(path) as file:
+        file.write(text.encode("utf-8", errors="replace"))
+
+
+@contextlib.contextmanager
+def renamed(path: Path, folder: Path | None = None) -> Iterator[BinaryIO]:
+    """A temporary file in the folder, or that of `path`, which is renamed to `path` if no error occurs."""
     unfinished = (folder or path.parent) / f"{path.name}.{uuid.uuid4().hex}.unfinished"
     try:
         with open(unfinished, "wb") as file:
-            output = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else contextlib.nullcontext(file)
-            with output as stream:
-                for line in lines:
-                    stream.write(line.encode("utf-8") + b"\n")
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

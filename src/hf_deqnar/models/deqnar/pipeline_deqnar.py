@@ -118,7 +118,8 @@ class DeqNarTranslationPipeline(ChunkPipeline):
         """Translate. One string gives a list with one translation; a list gives one for each of its strings.
 
         With `num_return_sequences` above 1 there is a list of translations for each string. The sentences of one string
-        are translated in batches of 16, unless `batch_size` is given or a streamer is used.
+        are translated in batches of 16, unless `batch_size` is given or a streamer is used. With a `batch_size`, the
+        strings of a list are translated in the order of their lengths.
         """
         if not isinstance(inputs, (str, list, dict)) and isinstance(inputs, Sequence):
             inputs = list(inputs)  # a tuple, or a column of a data set
@@ -127,7 +128,14 @@ class DeqNarTranslationPipeline(ChunkPipeline):
         streamed = options.get("streamer", self._forward_params.get("streamer")) is not None
         if isinstance(inputs, str) and self._batch_size is None and not streamed:
             options.setdefault("batch_size", SENTENCES_OF_A_TEXT)
-        results = super().__call__(inputs, *arguments, **options)
+        together = options.get("batch_size") or self._batch_size or 1
+        if isinstance(inputs, list) and together > 1 and all(isinstance(text, str) for text in inputs):
+            order = sorted(range(len(inputs)), key=lambda index: len(inputs[index]))  # less padding in a batch
+            ordered = super().__call__([inputs[index] for index in order], *arguments, **options)
+            places = sorted(range(len(order)), key=order.__getitem__)
+            results = [ordered[place] for place in places]
+        else:
+            results = super().__call__(inputs, *arguments, **options)
         if isinstance(inputs, list) and all(len(result) == 1 for result in results):
             return [result[0] for result in results]
         return results
