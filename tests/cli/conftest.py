@@ -3,8 +3,11 @@
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
+import termios
+import threading
 
 import pytest
 from transformers.utils import logging
@@ -41,6 +44,33 @@ def run(monkeypatch):
             stream.flush()
             texts.append(stream.buffer.getvalue().decode())
         return subprocess.CompletedProcess(arguments, status or 0, *texts)
+
+    return run
+
+
+@pytest.fixture
+def run_on_terminal(monkeypatch):
+    """Run a command in this process with stdout or stderr on a pseudo-terminal; returns what the terminal shows."""
+
+    def run(stream: str, *arguments: str) -> str:
+        reading, writing = os.openpty()
+        termios.tcsetwinsize(writing, (24, 120))
+        shown = bytearray()
+
+        def read() -> None:
+            with contextlib.suppress(OSError):  # the other side is closed
+                while data := os.read(reading, 4096):
+                    shown.extend(data)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        with os.fdopen(writing, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, stream, terminal)
+            status = main([str(argument) for argument in arguments])
+        reader.join()
+        os.close(reading)
+        assert status == 0, shown.decode()
+        return shown.decode().replace("\r\n", "\n")
 
     return run
 

@@ -1,10 +1,37 @@
+import itertools
+
 import pytest
 
 pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
 
+from hf_deqnar.cli import tables
 from hf_deqnar.cli.main import main
 
 from ..teachers import small_teacher
+
+
+@pytest.mark.parametrize(
+    ("verb", "steps"),
+    [
+        ("ngrams", ["tokenizing targets", "counting n-grams", "measuring perplexity"]),
+        (
+            "shortlist",
+            ["tokenizing sources", "tokenizing targets", "linking tokens", "estimating p(t | s)", "measuring coverage"],
+        ),
+    ],
+)
+def test_every_long_step_has_a_progress_bar_on_a_terminal(
+    run, run_on_terminal, saved, columns, tmp_path, monkeypatch, verb, steps
+):
+    monkeypatch.setattr(tables, "PART", 7)
+    monkeypatch.setattr("tqdm.std.time", itertools.count(0.0, 10.0).__next__)  # every step takes more than two seconds
+    sizes = ["--size", "30", "--common", "40"] if verb == "shortlist" else []
+    command = [verb, "--model", saved["ctc"], *columns, *sizes, "--output_dir"]
+    shown = run_on_terminal("stderr", *command, tmp_path / "one")
+    assert [step for step in steps if f"{step}: 100%" not in shown] == []
+    done = run(*command, tmp_path / "other")
+    assert done.returncode == 0
+    assert not [step for step in steps if step in done.stderr]
 
 
 @pytest.mark.parametrize(

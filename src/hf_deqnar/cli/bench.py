@@ -7,6 +7,7 @@ from importlib import import_module
 from ..benchmarks import options
 from ..utils.source_dataclasses import read_docstring
 from .command import Command
+from .terminal_tables import print_results
 
 OPTIONS = {
     "solver": options.SolverOptions,
@@ -28,7 +29,7 @@ def run(name: str, arguments: options.BenchmarkOptions) -> None:
     if isinstance(arguments, options.CorpusOptions):
         arguments.load = load_model
     figures = benchmark.measure(arguments)
-    print(benchmark.table(figures))
+    print_results(benchmark.table(figures))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

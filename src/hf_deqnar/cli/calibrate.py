@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .extras import requires_extra
+from .terminal_tables import print_results
 
 if TYPE_CHECKING:
     from ..evaluation.calibration import Calibration
@@ -71,7 +72,7 @@ def run(arguments: CalibrationArguments) -> None:
     found = calibrate(model, tokenizer, pairs, texts, arguments.batch_size)
     model.generation_config.update(quality=found.quality)
     model.generation_config.save_pretrained(arguments.model)
-    print(describe(found))
+    print_results(describe(found))
 
 
 def describe(found: "Calibration") -> str:

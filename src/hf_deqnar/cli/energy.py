@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .extras import check_trackers, requires_extra
+from .terminal_tables import print_results
 
 if TYPE_CHECKING:
     from ..training.arguments import CorpusArguments
@@ -54,7 +55,7 @@ def run(models: "EnergyArguments", data: "CorpusArguments", arguments: "EnergyTr
     figures = operator_grid(setting, arguments) if models.operator_grid else train_energy(setting, arguments)
     if not arguments.should_save:
         return  # the main process prints the figures
-    print(grid_table(figures) if models.operator_grid else table(figures))
+    print_results(grid_table(figures) if models.operator_grid else table(figures))
     if models.json is not None:
         Path(models.json).write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

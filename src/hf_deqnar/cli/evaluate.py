@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .terminal_tables import print_results
+
 SEED = 0  # of the choice of other names: the same for all systems
 
 
@@ -127,7 +129,7 @@ def run(arguments: EvaluationArguments) -> None:
             figures["systems"][text]["names_copied"] = share_copied(found.texts, names)
     if len(systems) > 1:
         figures["paired_bootstrap"] = compare(systems, pairs, arguments.samples)
-    print(table(figures))
+    print_results(table(figures))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -10,6 +10,8 @@ the translations are also scored. `hf-deqnar export my-model exported` is accept
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .terminal_tables import print_results
+
 
 @dataclass
 class ExportArguments:
@@ -81,7 +83,7 @@ def run(arguments: ExportArguments) -> None:
     folders = export_model(model, tokenizer, arguments.output_dir, precisions, arguments.eight_bits)
     systems = {"torch": model, **{name: DeqNarOnnxModel.from_pretrained(folder) for name, folder in folders.items()}}
     figures = compare_systems(systems, tokenizer, pairs, arguments.batch_size)
-    print(table(figures, folders))
+    print_results(table(figures, folders))
     print(f"\n{len(pairs)} sentences" + ("" if arguments.data else ", built in; BLEU needs --data with references"))
     found = figures.get("fp32", {"same_tokens": 1.0})
     least = min(found["same_tokens"], found.get("same_tokens_sentence_graph", 1.0))

@@ -25,6 +25,7 @@ from .evaluate import parse_system
 from .extras import load_figure
 from .loading import load_model
 from .report import ReportArguments
+from .terminal_tables import print_results
 
 Reader = Callable[[str], list[Pair]]
 
@@ -83,7 +84,7 @@ def report(options: ReportArguments) -> None:
             name: pearson([one["mple"] for one in found], [one[name] for one in found])
             for name in ("bleu", "sampled_bleu")
         }
-    print(tables(figures))
+    print_results(tables(figures))
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if options.plot is not None:

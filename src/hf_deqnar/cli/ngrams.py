@@ -11,11 +11,12 @@ held-out targets.
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .extras import requires_extra
-from .tables import TableArguments, hold_out, open_model, save_atomically
+from .tables import TableArguments, hold_out, in_parts, open_model, save_atomically
 
 if TYPE_CHECKING:
     from ..models.deqnar.ngrams import Fluency
@@ -47,7 +48,8 @@ def run(arguments: NgramArguments) -> None:
         from ..models.deqnar.ngrams import Fluency
         from ..models.deqnar.text import clean_text
     model, tokenizer, pairs = open_model(arguments, "n-grams")
-    texts = target_ids(tokenizer, [clean_text(pair.references[0]) for pair in pairs])
+    targets = [clean_text(pair.references[0]) for pair in pairs]
+    texts = in_parts(partial(target_ids, tokenizer), targets, "tokenizing targets")
     counted, held_out = hold_out(texts)
     names = ("order", "least", "weight", "bonus")
     add_ngrams(model, counted, **{name: getattr(arguments, name) for name in names})

@@ -9,11 +9,12 @@ of the tokens of held-out targets that they contain.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .extras import requires_extra
-from .tables import TableArguments, hold_out, open_model, save_atomically
+from .tables import TableArguments, hold_out, in_parts, open_model, save_atomically
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -36,8 +37,12 @@ def run(arguments: ShortlistArguments) -> None:
         from ..data.tokenized_dataset import target_ids
         from ..models.deqnar.text import clean_text
     model, tokenizer, pairs = open_model(arguments, "shortlists")
-    sources = tokenizer([clean_text(pair.source) for pair in pairs])["input_ids"]
-    targets = target_ids(tokenizer, [clean_text(pair.references[0]) for pair in pairs])
+    sources = in_parts(
+        lambda texts: tokenizer(texts)["input_ids"], [clean_text(pair.source) for pair in pairs], "tokenizing sources"
+    )
+    targets = in_parts(
+        partial(target_ids, tokenizer), [clean_text(pair.references[0]) for pair in pairs], "tokenizing targets"
+    )
     counted, held_out = hold_out(list(zip(sources, targets, strict=True)))
     add_shortlist(model, *map(list, zip(*counted, strict=True)), arguments.size, arguments.common)
     size, covered = coverage(model.model.shortlist, *map(list, zip(*held_out, strict=True)))
@@ -51,9 +56,11 @@ def run(arguments: ShortlistArguments) -> None:
 def coverage(shortlist: "Module", sources: list[list[int]], targets: list[list[int]]) -> tuple[float, float]:
     """Mean size of the lists of these sources, and the share of the targets' tokens on them."""
     import torch
+    from tqdm import tqdm
 
     size = total = covered = 0
-    for source, target in zip(sources, targets, strict=True):
+    pairs = list(zip(sources, targets, strict=True))
+    for source, target in tqdm(pairs, desc="measuring coverage", unit="pair", delay=2, disable=None):
         row = torch.tensor([source])
         listed = set(shortlist(row, torch.ones_like(row, dtype=torch.bool)).tokens.tolist())
         size += len(listed)

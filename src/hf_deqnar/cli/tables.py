@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ..data.parallel_text import Pair
     from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 
+PART = 10_000  # texts that are tokenised at once
 HELD_OUT = 20  # every 20th pair is not counted but used for evaluation
 
 
@@ -46,6 +48,19 @@ def open_model(
     if len(pairs) <= HELD_OUT:
         raise ValueError(f"{', '.join(arguments.data)}: {len(pairs)} pairs are too few to count {what}.")
     return model, tokenizer, pairs
+
+
+def in_parts(tokenize: Callable[[list[str]], list[list[int]]], texts: list[str], what: str) -> list[list[int]]:
+    """Token ids of all texts, with a progress bar."""
+    from tqdm import tqdm
+
+    found: list[list[int]] = []
+    with tqdm(total=len(texts), desc=what, unit="text", delay=2, disable=None) as progress:
+        for first in range(0, len(texts), PART):
+            part = texts[first : first + PART]
+            found += tokenize(part)
+            progress.update(len(part))
+    return found
 
 
 def hold_out(items: list) -> tuple[list, list]:

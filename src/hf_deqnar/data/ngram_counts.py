@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy
 import torch
+from tqdm import tqdm
 
 from ..models.deqnar.configuration_deqnar import DeqNarConfig
 from ..models.deqnar.ctc import extend_hash
@@ -40,7 +41,7 @@ def learn_ngrams(texts: Tokens, vocabulary: int, end: int, order: int, least: in
     table = Ngrams(vocabulary, order=1, entries=1)
     table.first_chances.copy_(torch.from_numpy(numpy.log(unigrams)))
     hashes = extend_hash(numpy.zeros_like(tokens), tokens)
-    for size in range(2, order + 1):
+    for size in tqdm(range(2, order + 1), desc="counting n-grams", unit="order", delay=2, disable=None):
         shorter, hashes = hashes, extend_hash(numpy.roll(hashes, 1), tokens)  # of the n-gram that ends at each index
         indices = numpy.flatnonzero(positions >= size - 1)
         keys, examples, count = numpy.unique(hashes[indices], return_index=True, return_counts=True)

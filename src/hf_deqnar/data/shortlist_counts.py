@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy
 import torch
+from tqdm import tqdm
 
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.shortlist import Shortlist
@@ -32,7 +33,7 @@ def learn_companions(sources: Tokens, targets: Tokens, vocabulary: int, size: in
     source, target, occurrence = _links(sources, targets)
     links, link_of = numpy.unique(source * vocabulary + target, return_inverse=True)
     probability = numpy.ones(len(links))
-    for _ in range(EM_ITERATIONS):
+    for _ in tqdm(range(EM_ITERATIONS), desc="estimating p(t | s)", unit="iteration", delay=2, disable=None):
         weight = probability[link_of]
         weight /= numpy.bincount(occurrence, weight)[occurrence]
         count = numpy.bincount(link_of, weight)
@@ -53,7 +54,8 @@ def _links(sources: Tokens, targets: Tokens) -> tuple[numpy.ndarray, numpy.ndarr
     """
     parts: list[tuple[numpy.ndarray, ...]] = []
     occurrences = 0
-    for source_ids, target_ids in zip(sources, targets, strict=True):
+    pairs = list(zip(sources, targets, strict=True))
+    for source_ids, target_ids in tqdm(pairs, desc="linking tokens", unit="pair", delay=2, disable=None):
         source, target = numpy.unique(source_ids), numpy.unique(target_ids)
         numbers = numpy.arange(occurrences, occurrences + len(target))
         parts.append(
