@@ -8,7 +8,7 @@ from hf_deqnar import PRETRAINED
 from hf_deqnar.cli.loading import load_model
 from hf_deqnar.documents.formats import PARSERS
 from hf_deqnar.documents.glossary import Glossary, read_glossary
-from hf_deqnar.documents.translation import Request, translate_document
+from hf_deqnar.documents.translation import Request, translate_alternatives, translate_document
 from hf_deqnar.documents.translator import Translator
 
 TEXT = "Hello {name}, you have %d files at https://a.org/x?y=1. Write to a.b@c.org or {{ other }}! %(count)s of %1$s."
@@ -72,7 +72,7 @@ def test_a_free_translation_with_the_word_of_the_term_is_preferred():
     table = {
         Request("The train station is old.", ("Hauptbahnhof",)): "Der Bahnhof Hauptbahnhof ist alt.",
         Request("The train station is old."): "Der Bahnhof ist alt.",
-        Request("train station"): "Bahnhof",
+        Request("train station", auxiliary=True): "Bahnhof",
     }
 
     def translate(requests):
@@ -80,10 +80,45 @@ def test_a_free_translation_with_the_word_of_the_term_is_preferred():
 
     document = PARSERS["text"]("The train station is old.")
     assert translate_document(document, translate, glossary) == "Der Hauptbahnhof ist alt."
-    table[Request("train station")] = "Zughalt"  # not in the free translation
+    table[Request("train station", auxiliary=True)] = "Zughalt"  # not in the free translation
     assert translate_document(document, translate, glossary) == "Der Bahnhof Hauptbahnhof ist alt."
     table[Request("The train station is old.")] = "Der Hauptbahnhof ist alt"
     assert translate_document(document, translate, glossary) == "Der Hauptbahnhof ist alt"
+
+
+def answered(rounds, n_best):
+    """The result of rounds whose requests a function answers."""
+    try:
+        requests = next(rounds)
+        while True:
+            requests = rounds.send(n_best(requests))
+    except StopIteration as finished:
+        return finished.value
+
+
+def test_an_alternative_has_the_alternatives_of_the_sentences_and_what_is_required():
+    glossary = Glossary({"station": "Bahnhof"})
+    table = {
+        "A station.": ["Bahnhof.", "Der Bahnhof.", "Die Station.", "Ein Bahnhof."],
+        "Hello, 17.": ["Hallo, 17.", "Hallo.", "Gruß, 17."],
+        "station": ["Station"],
+        "Bye.": ["Tschüs."],
+    }
+    asked = []
+
+    def n_best(requests):
+        asked.extend(requests)
+        return [table[one.text][: one.alternatives + 1] for one in requests]
+
+    def all_of(text, alternatives):
+        return answered(translate_alternatives(PARSERS["text"](text), alternatives, glossary), n_best)
+
+    assert all_of("Hello, {name}. Bye.", 2) == ["Hallo, {name}. Tschüs.", "Gruß, {name}. Tschüs."]
+    assert [one.alternatives for one in asked] == [2, 2]  # the second and third translations ask for nothing new
+    assert all_of("A station.", 3) == ["Bahnhof.", "Der Bahnhof.", "Die Bahnhof.", "Ein Bahnhof."]
+    assert all_of("A station.", 0) == ["Bahnhof."]
+    assert all_of("Bye.", 5) == ["Tschüs."]
+    assert all_of("42 {name}", 5) == ["42 {name}"]
 
 
 def test_a_term_longer_than_the_sentence():
@@ -140,6 +175,22 @@ def test_the_bundled_model_is_told_its_terms(bundled):
     assert "{name}" in found
     assert len(rounds) == 1  # nothing was divided
     assert found.endswith(bundled([Request("I have two dogs.")])[0])
+
+
+def test_alternatives_have_placeholders_tags_and_terms(bundled):
+    document = "<p>Hello <b>{name}</b>, the train station is at https://a.org. I like tea.</p>"
+    rounds = translate_alternatives(
+        PARSERS["html"](document), 3, Glossary({"train station": "Hauptbahnhof"}), bundled.fits
+    )
+    found = answered(rounds, bundled.n_best)
+    assert len(set(found)) == len(found) == 4
+    for text in found:
+        assert re.fullmatch(r"<p>.*</p>", text)
+        for required in ("<b>{name}</b>", "https://a.org", "Hauptbahnhof"):
+            assert text.count(required) == 1
+    assert found[0] == translate_document(
+        PARSERS["html"](document), bundled, Glossary({"train station": "Hauptbahnhof"}), bundled.fits
+    )
 
 
 def test_small_models_of_both_kinds_give_required_texts(saved):

@@ -12,10 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from prometheus_client.parser import text_string_to_metric_families
 from schemathesis import GenerationMode
 
+from hf_deqnar.cli.loading import load_model
+from hf_deqnar.documents.glossary import Glossary
+from hf_deqnar.documents.marks import MARK
 from hf_deqnar.documents.plain_text import parse_text
 from hf_deqnar.documents.translation import Request, translate_document
+from hf_deqnar.documents.translator import Translator
+from hf_deqnar.models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline
 
 from ..conftest import SENTENCES, real_sentences
+from ..teachers import small_teacher
 from .conftest import running
 
 ENGLISH = [english for english, _ in SENTENCES]
@@ -84,6 +90,85 @@ def test_two_hundred_concurrent_requests_get_their_own_translations(translator):
     assert metrics["hf_deqnar_active_requests"] == metrics["hf_deqnar_waiting_texts"] == 0
 
 
+def ask(url: str, **fields) -> httpx.Response:
+    return httpx.post(f"{url}/translate", json={"source": "en", "target": "de", **fields}, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def several(translator):
+    """The translations of a text, the best first."""
+    pipeline = DeqNarTranslationPipeline(model=translator.model, tokenizer=translator.tokenizer, task="translation")
+
+    def several(text: str, count: int) -> list[str]:
+        return [one["translation_text"] for one in pipeline(text, num_return_sequences=count, num_beams=count)]
+
+    return several
+
+
+def test_alternatives_are_the_next_translations_of_the_search(post, several):
+    best, *others = several(ENGLISH[0], 4)
+    assert len(others) > 1
+    assert post(q=ENGLISH[0], alternatives=3).json() == {"translatedText": best, "alternatives": others}
+    assert post(q=ENGLISH[0], alternatives=0).json() == post(q=ENGLISH[0]).json()
+    assert "alternatives" not in post(q=ENGLISH[0]).json()
+    answer = post(q=[ENGLISH[1], "", ENGLISH[0]], alternatives=3).json()
+    assert answer["translatedText"] == [several(ENGLISH[1], 4)[0], "", best]
+    assert answer["alternatives"] == [several(ENGLISH[1], 4)[1:], [], others]
+    assert post(q=[], alternatives=3).json() == {"translatedText": [], "alternatives": []}
+
+
+def test_an_alternative_of_a_text_has_that_alternative_of_each_sentence(post, several):
+    first, second = several(ENGLISH[0], 3), several(ENGLISH[2], 3)
+    assert len(first) != len(second)  # the last alternative of the one is used again
+    answer = post(q=f"{ENGLISH[0]} 42.\n\n{ENGLISH[2]}", alternatives=2).json()
+    assert [answer["translatedText"], *answer["alternatives"]] == [
+        f"{first[min(rank, len(first) - 1)]} 42.\n\n{second[min(rank, len(second) - 1)]}"
+        for rank in range(max(len(first), len(second)))
+    ]
+
+
+def test_requests_with_other_numbers_of_alternatives_do_not_change_each_other(translator, several):
+    texts = real_sentences(24)
+    numbers = [index % 4 for index in range(24)]
+    expected = [several(text, number + 1) for text, number in zip(texts, numbers, strict=True)]
+
+    async def ask_all(url):
+        async with httpx.AsyncClient(timeout=120) as client:
+            fields = {"source": "en", "target": "de"}
+            requests = [{"q": q, "alternatives": one, **fields} for q, one in zip(texts, numbers, strict=True)]
+            return await asyncio.gather(*(client.post(f"{url}/translate", json=request) for request in requests))
+
+    with running(translator, batch_delay=0.1) as url:
+        answers = [answer.json() for answer in asyncio.run(ask_all(url))]
+        metrics = metrics_of(url)
+    assert [[one["translatedText"], *one.get("alternatives", [])] for one in answers] == expected
+    assert metrics["hf_deqnar_batch_size_count"] < 24
+
+
+@pytest.mark.parametrize("alternatives", [11, -1, "3", True, 1.5, None, [1]])
+def test_a_wrong_number_of_alternatives_is_refused(post, alternatives):
+    answer = post(q="Hi.", alternatives=alternatives)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("alternatives: Input should be")
+
+
+def test_alternatives_of_a_form_are_accepted_as_by_libretranslate(url, post):
+    form = {"q": ENGLISH[0], "source": "en", "target": "de"}
+    answer = httpx.post(f"{url}/translate", data={**form, "alternatives": "2"})
+    assert answer.json() == post(q=ENGLISH[0], alternatives=2).json()
+    for wrong in ("two", "-1", "11", "9" * 5000):
+        assert httpx.post(f"{url}/translate", data={**form, "alternatives": wrong}).status_code == 400
+
+
+def test_models_that_predict_lengths_and_others_have_alternatives(saved, tokenizer):
+    teacher = small_teacher(vocabulary=len(tokenizer))
+    for model in (load_model(str(saved["predict"]))[0], teacher):
+        with running(Translator(model, tokenizer)) as url:
+            answer = ask(url, q=ENGLISH[0], alternatives=3).json()
+        texts = [answer["translatedText"], *answer["alternatives"]]
+        assert 1 < len(set(texts)) == len(texts) <= 4
+
+
 def send_and_close(url: str, path: str, fields: dict, read: bytes = b"") -> None:
     """A client that closes its connection before the response, or in the middle of it."""
     host, port = url.removeprefix("http://").split(":")
@@ -130,6 +215,42 @@ def test_drafts_are_streamed_before_the_translation(post):
         evaluations = [data["evaluation"] for name, data in events if name == "draft" and data["sentence"] == sentence]
         assert evaluations == sorted(set(evaluations))
         assert evaluations[-1] <= translations[sentence]["nfe"]
+
+
+def test_a_stream_has_the_glossary_and_placeholders_of_translate(translator):
+    glossary = Glossary({"train station": "Hauptbahnhof", "dogs": "Hunde"})
+    text = (
+        "- Where is the train station? See https://example.org, {name}.\n- Two dogs are\n  playing in the snow.\n\n"
+        "42\n{name}\n\nI like {{ tea }} and the train station, %s."
+    )
+    with running(translator, glossary=glossary) as url:
+        translated = ask(url, q=text).json()["translatedText"]
+        request = {"q": text, "source": "en", "target": "de"}
+        events = events_of(httpx.post(f"{url}/translate/stream", json=request, timeout=60).text)
+    assert events[-1] == ("done", {"translatedText": translated})
+    assert translated.count("Hauptbahnhof") == 2
+    translations = [data for name, data in events if name == "translation"]
+    assert [data["sentence"] for data in translations] == list(range(len(translations)))
+    assert translations[0]["source"] == "Where is the train station?"
+    assert "Hauptbahnhof" in translations[0]["text"]
+    assert translations[1]["source"] == "See https://example.org, {name}."
+    assert "https://example.org" in translations[1]["text"]
+    shown = [data["text"] for _, data in events if "text" in data]
+    assert any(shown)
+    assert not [draft for draft in shown if MARK.search(draft)]
+    assert not [data for name, data in events if name == "draft" and data["sentence"] == 1 and "17" in data["text"]]
+
+
+def test_a_stream_of_a_text_without_words_is_the_text(post):
+    events = events_of(post("/translate/stream", q=" 42\n\n7 ").text)
+    assert [name for name, _ in events] == ["translation", "translation", "done"]
+    assert events[0][1] == {"sentence": 0, "source": "42", "text": "42", "nfe": 0}
+    assert events[-1][1] == {"translatedText": " 42\n\n7 "}
+
+
+def test_a_stream_refuses_alternatives(post):
+    answer = post("/translate/stream", q="Hi.", alternatives=1)
+    assert (answer.status_code, "without alternatives" in answer.json()["error"]) == (400, True)
 
 
 def test_a_client_that_leaves_a_stream_ends_its_work(translator):

@@ -79,8 +79,12 @@ class MarkedText:
 
     def write(self, text: str) -> str:
         """A translation with marks, in the format of the document."""
+        return self.arrange(self.fill(text))
+
+    def fill(self, text: str) -> str:
+        """Part of a translation with marks, in the format of the document but without its line breaks."""
         parts = (self.marks[part].text if part in self.marks else self.escape(part) for part in split_at_marks(text))
-        return self.arrange("".join(parts))
+        return "".join(parts)
 
     def has_words(self) -> bool:
         """Whether there is anything to translate."""

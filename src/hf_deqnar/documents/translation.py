@@ -2,11 +2,13 @@
 
 `translate_parts` is a generator of rounds: it yields all texts that can be translated together and is sent their
 translations. So one implementation serves the command line and the server, which batches the texts of its requests.
+`translate_alternatives` gives several translations of a document.
 """
 
 import re
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from .glossary import NO_GLOSSARY, Glossary
 from .marks import MARK, Document, Mark, MarkedText, split_at_marks
@@ -20,14 +22,19 @@ class Request:
     Attributes:
         text: without markup.
         required: texts that its translation must contain, as often as they are listed.
+        alternatives: number of further translations that are wanted.
+        auxiliary: whether its translation is only searched in that of a sentence; it needs no alternatives.
     """
 
     text: str
     required: tuple[str, ...] = ()
+    alternatives: int = 0
+    auxiliary: bool = False
 
 
 Fits = Callable[[str], bool]
 Rounds = Generator[list[Request], list[str], str]
+RoundsOfSeveral = Generator[list[Request], list[list[str]], list[str]]
 
 
 def translate_document(
@@ -60,6 +67,49 @@ def translate_parts(document: Document, glossary: Glossary = NO_GLOSSARY, fits: 
     return "".join(kept[index] if index in kept else next(translated) for index in range(len(document)))
 
 
+def translate_alternatives(
+    document: Document, alternatives: int, glossary: Glossary = NO_GLOSSARY, fits: Fits = lambda text: True
+) -> RoundsOfSeveral:
+    """Rounds of requests, each of which is sent its translations, the best first; returns those of the document.
+
+    The n-th translation of a document consists of the n-th translations of its sentences, or of the last of a sentence
+    with fewer. Equal ones are returned once, so there may be fewer than wanted.
+    """
+    known: dict[Request, list[str]] = {}
+    fits = cache(fits)
+    found: dict[str, None] = {}  # in order
+    for rank in range(alternatives + 1):
+        rounds = translate_parts(document, glossary, fits)
+        try:
+            requests = next(rounds)
+            while True:
+                unknown = [request for request in requests if request not in known]
+                if unknown:
+                    wanted = [one if one.auxiliary else replace(one, alternatives=alternatives) for one in unknown]
+                    answers = yield wanted
+                    for request, texts in zip(unknown, answers, strict=True):
+                        known[request] = with_required(texts, request.required)
+                requests = rounds.send([at_rank(known[request], rank) for request in requests])
+        except StopIteration as finished:
+            found[finished.value] = None
+    return list(found)
+
+
+def at_rank(texts: list[str], rank: int) -> str:
+    """The text of this rank, or the last one."""
+    return texts[min(rank, len(texts) - 1)]
+
+
+def with_required(texts: list[str], required: tuple[str, ...]) -> list[str]:
+    """The best text, and those of the others that contain what is required."""
+    return [*texts[:1], *(text for text in texts[1:] if has_required(text, required))]
+
+
+def has_required(text: str, required: tuple[str, ...]) -> bool:
+    """Whether a text contains the required ones as often as they are listed."""
+    return all(len(re.findall(word_pattern(one), text)) >= required.count(one) for one in required)
+
+
 def together(all_rounds: Iterable[Rounds]) -> Generator[list[Request], list[str], list[str]]:
     """Advance several generators of rounds at once, so that their requests share batches; returns their results."""
     running = dict(enumerate(all_rounds))
@@ -81,11 +131,14 @@ def together(all_rounds: Iterable[Rounds]) -> Generator[list[Request], list[str]
 
 def translate_paragraph(paragraph: MarkedText, glossary: Glossary, fits: Fits) -> Rounds:
     """The translation of marked text, with marks. The white space between sentences is kept."""
-    sentences = [
-        part for sentence, space in split(paragraph.text) for part in with_space(shorten(sentence, fits), space)
-    ]
+    sentences = sentences_of(paragraph, fits)
     texts = yield from together(translate_sentence(text, paragraph.marks, glossary) for text, _ in sentences)
     return "".join(text + space for text, (_, space) in zip(texts, sentences, strict=True))
+
+
+def sentences_of(paragraph: MarkedText, fits: Fits) -> list[tuple[str, str]]:
+    """The sentences of marked text, or their parts if they do not fit, each with the white space that follows it."""
+    return [part for sentence, space in split(paragraph.text) for part in with_space(shorten(sentence, fits), space)]
 
 
 def with_space(parts: list[tuple[str, str]], space: str) -> list[tuple[str, str]]:
@@ -108,10 +161,12 @@ def translate_sentence(text: str, marks: dict[str, Mark], glossary: Glossary) ->
     if spans is not None:
         stand_ins = choose_stand_ins(text, marks)
         wholes = [without_markup(part, marks) for part in (text, *(text[first:last] for first, last in spans))]
-        requests = [prepare(part, stand_ins, glossary) for part in wholes]
+        whole, *inside = (prepare(part, stand_ins, glossary) for part in wholes)
+        requests = [whole, *(replace(part, auxiliary=True) for part in inside)]
         places = glossary.occurrences(wholes[0])
         alone = [wholes[0][first:last] for first, last, _ in places]
-        free = [prepare(part, stand_ins, NO_GLOSSARY) for part in (wholes[0], *alone)] if places else []
+        terms = [replace(prepare(part, stand_ins, NO_GLOSSARY), auxiliary=True) for part in alone]
+        free = [prepare(wholes[0], stand_ins, NO_GLOSSARY), *terms] if places else []
         answers = yield [*requests, *free]
         if places:
             targets = [target for _, _, target in places]
@@ -239,9 +294,14 @@ def assemble(
             return None
         first, last = places[0].span()
         whole = f"{whole[:first]}{opening}{whole[first:last]}{closing}{whole[last:]}"
+    return with_placeholders(whole, stand_ins)
+
+
+def with_placeholders(text: str, stand_ins: dict[str, str]) -> str:
+    """A translation with placeholders in place of the numbers that stood for them."""
     for character, number in stand_ins.items():
-        whole = re.sub(word_pattern(number), character, whole)
-    return whole
+        text = re.sub(word_pattern(number), character, text)
+    return text
 
 
 def word_pattern(text: str) -> str:

@@ -3,11 +3,12 @@
 import asyncio
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -21,12 +22,14 @@ import hf_deqnar
 
 from ..documents.formats import PARSERS
 from ..documents.glossary import NO_GLOSSARY, Glossary
-from ..documents.translation import Rounds, translate_parts
+from ..documents.translation import RoundsOfSeveral, translate_alternatives
 from ..models.deqnar.text import clean_text
 from .batching import Batcher, Overloaded
 from .drafts import DraftSender, can_stream
 from .metrics import Metrics
 from .schemas import ErrorResponse, Health, Language, TranslateRequest, TranslateResponse
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def create_application(translator: Any, options: ServerOptions, model_name: str)
     """
     metrics = Metrics()
     batcher = Batcher(
-        translator, options.batch_size, options.max_waiting, options.batch_delay, metrics.batch_size.observe
+        translator.n_best, options.batch_size, options.max_waiting, options.batch_delay, metrics.batch_size.observe
     )
     metrics.waiting.set_function(lambda: batcher.waiting)
     active = 0
@@ -139,7 +142,7 @@ def create_application(translator: Any, options: ServerOptions, model_name: str)
         metrics.characters.inc(sum(map(len, as_list(asked.q))))
         return asked
 
-    async def rounds_of(rounds: Rounds) -> str:
+    async def rounds_of(rounds: RoundsOfSeveral) -> list[str]:
         """The result of rounds whose requests are translated in shared batches."""
         try:
             requests = next(rounds)
@@ -148,9 +151,13 @@ def create_application(translator: Any, options: ServerOptions, model_name: str)
         except StopIteration as finished:
             return finished.value
 
-    async def translate_all(asked: TranslateRequest) -> list[str]:
+    async def translate_all(asked: TranslateRequest) -> list[list[str]]:
+        """The translation of every text, followed by its alternatives."""
         documents = [PARSERS[asked.format](text) for text in as_list(asked.q)]
-        found = (rounds_of(translate_parts(part, options.glossary, translator.fits)) for part in documents)
+        found = (
+            rounds_of(translate_alternatives(part, asked.alternatives, options.glossary, translator.fits))
+            for part in documents
+        )
         tasks = [asyncio.ensure_future(translation) for translation in found]
         try:
             return list(await asyncio.gather(*tasks))
@@ -169,16 +176,19 @@ def create_application(translator: Any, options: ServerOptions, model_name: str)
         with place():
             asked = await read(request)
             try:
-                texts = await unless_disconnected(request, translate_all(asked))
+                found = await unless_disconnected(request, translate_all(asked))
             except ValueError as error:
                 raise Refused(400, str(error)) from error
             except Overloaded as error:
                 message = f"More than {options.max_waiting} sentences are waiting; try again later."
                 raise Refused(503, message, Retry_After="1") from error
-            if texts is None:
+            if found is None:
                 metrics.disconnected.inc()
                 return Response(status_code=499)  # the connection is closed
-        return JSONResponse({"translatedText": texts[0] if isinstance(asked.q, str) else texts})
+        answer: dict[str, Any] = {"translatedText": [texts[0] for texts in found]}
+        if asked.alternatives:
+            answer["alternatives"] = [texts[1:] for texts in found]
+        return JSONResponse({name: texts[0] if isinstance(asked.q, str) else texts for name, texts in answer.items()})
 
     if can_stream(translator.model):
 
@@ -197,12 +207,12 @@ def create_application(translator: Any, options: ServerOptions, model_name: str)
             opened.__enter__()
             try:
                 asked = await read(request)
-                if not isinstance(asked.q, str) or asked.format != "text":
-                    raise Refused(400, "A stream translates one text of format 'text'.")
+                if not isinstance(asked.q, str) or asked.format != "text" or asked.alternatives:
+                    raise Refused(400, "A stream translates one text of format 'text', without alternatives.")
             except BaseException:
                 opened.__exit__(None, None, None)
                 raise
-            sender = DraftSender(translator, batcher, asked.q)
+            sender = DraftSender(translator, batcher, asked.q, options.glossary)
 
             async def events() -> AsyncIterator[str]:
                 finished = False
@@ -273,6 +283,7 @@ def request_body(options: ServerOptions, *, streamed: bool = False) -> dict[str,
     if streamed:
         schema["properties"]["q"] = {**text, "description": "A text."}
         schema["properties"]["format"] = {"const": "text", "description": "Only text has drafts."}
+        schema["properties"]["alternatives"] = {"const": 0, "description": "A stream has no alternatives."}
     schema["properties"]["source"]["enum"] = [options.source, "auto"]
     schema["properties"]["target"]["enum"] = [options.target]
     if options.api_keys:
@@ -309,6 +320,8 @@ def parse_body(body: bytes, content_type: str) -> TranslateRequest:
         else:
             fields = parse_qs(text, keep_blank_values=True, errors="strict")
             values = {name: found if name == "q" and len(found) > 1 else found[-1] for name, found in fields.items()}
+            if re.fullmatch("[0-9]{1,9}", values.get("alternatives", "")):
+                values["alternatives"] = int(values["alternatives"])
     except UnicodeDecodeError as error:
         raise Refused(400, "A form field is not valid UTF-8.") from error
     except (ValueError, RecursionError) as error:
@@ -349,7 +362,7 @@ def as_list(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-async def unless_disconnected(request: Request, work: Awaitable[list[str]]) -> list[str] | None:
+async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result | None:
     """The result of some work; None, and the work is cancelled, if the client leaves before."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(wait_for_disconnect(request))

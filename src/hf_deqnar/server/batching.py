@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ..documents.translation import Request
 
 Result = TypeVar("Result")
+Texts = list[str]  # a translation and its alternatives
 
 
 class Overloaded(Exception):
@@ -39,7 +40,7 @@ class Batcher:
 
     def __init__(
         self,
-        translate: Callable[[list[Request]], list[str]],
+        translate: Callable[[list[Request]], list[Texts]],
         batch_size: int,
         max_waiting: int,
         delay: float,
@@ -63,7 +64,7 @@ class Batcher:
         await asyncio.gather(self.task, return_exceptions=True)
         self.thread.shutdown()
 
-    async def submit(self, requests: list[Request]) -> list[str]:
+    async def submit(self, requests: list[Request]) -> list[Texts]:
         """Translate the texts of one client. If the caller is cancelled, texts that still wait are dropped."""
         if self.waiting + len(requests) > self.max_waiting:
             raise Overloaded
@@ -115,7 +116,7 @@ class Batcher:
                 self.groups.append(group)
         return batch
 
-    def translate_batch(self, requests: list[Request]) -> list[str | Exception]:
+    def translate_batch(self, requests: list[Request]) -> list[Texts | Exception]:
         """Translations, or the error of each text: one that fails does not affect the others of its batch."""
         try:
             return list(self.translate(requests))
