@@ -57,6 +57,33 @@ def test_gradients_stay_within_a_segment():
     assert (gradient - through).norm() > 1e-3 * through.norm(), "two evaluations in a segment have the full gradient"
 
 
+def test_without_detaching_the_gradient_is_that_of_the_unrolled_path():
+    model, function, targets = problem(length="ctc")
+    transition = model.model.transition
+    for layer in transition.self_conditioning.feedback:
+        layer.weight.data.zero_()  # predictions have no gradient, but finite differences would see their change
+    weight = transition.layers[0].self_attention.output.weight
+
+    def loss(detach: bool) -> torch.Tensor:
+        states = supervise_states(model, function, targets, SupervisedStates((0.3, 0.7), detach=detach))
+        return sum(state.weight * state.total for state in states)
+
+    (found,) = torch.autograd.grad(loss(detach=False), weight)
+    (detached,) = torch.autograd.grad(loss(detach=True), weight)
+    direction = found / found.norm()
+
+    @torch.no_grad()
+    def changed(step: float) -> float:
+        weight.add_(direction, alpha=step)
+        value = loss(detach=False).item()
+        weight.sub_(direction, alpha=step)
+        return value
+
+    slope = (changed(1e-5) - changed(-1e-5)) / 2e-5
+    assert slope == pytest.approx(found.norm().item(), rel=1e-5)
+    assert (detached - found).norm() > 1e-3 * found.norm()
+
+
 @pytest.mark.parametrize("fields", MODELS[::2], ids=lambda fields: "-".join(fields.values()))
 def test_truth_is_shown_at_wrong_positions_only(fields):
     model, function, targets = problem(**fields)

@@ -152,6 +152,7 @@ def test_subword_dropout_is_a_probability_and_not_for_the_candidates_of_dynamic_
     ("options", "message"),
     [
         ({"truth_share": [0.5]}, "truth_share=\\[0.5\\] has no effect without state_weights"),
+        ({"detach_states": False}, "detach_states=False has no effect without state_weights"),
         ({"random_segments": True}, "random_segments=True has no effect without state_weights"),
         ({"state_weights": [0.0, 0.0]}, "state_weights=\\[0.0, 0.0\\] must be numbers from 0, and not all 0"),
         ({"state_weights": [1.0], "truth_share": [0.6, 0.1]}, "truth_share=\\[0.6, 0.1\\] must be a share"),

@@ -2,7 +2,7 @@
 
 z_1 = f(0), and for every further segment z_{k+1} = f(z_k, e_k), where e_k is the embedded prediction of z_k in which
 some wrong positions show the true token and some others a damaged one. The loss is taken at the end of every segment;
-the state is detached between segments.
+the state is detached between segments, or the gradient flows through all of them (`detach=False`).
 
 Iterating a deterministic map under a factorised likelihood gains depth, but no dependency between target tokens (MPLE
 paper, theorem 1). From states that contain part of the truth, an evaluation learns tokens given other tokens.
@@ -40,6 +40,8 @@ class SupervisedStates:
         truth_share: least and largest share of the wrong positions that show the truth, drawn for every sentence.
         damage_share: share of all positions that are damaged: another token of the batch, a blank, or the prediction of
             the position before.
+        detach: whether the state is detached between segments. Otherwise an evaluation also learns features that help
+            the following ones, as a layer of a stack does, and all segments are kept in memory for the backward pass.
         random_segments: draw the number of segments from 1 to all; the last weight is that of the last one drawn.
     """
 
@@ -47,6 +49,7 @@ class SupervisedStates:
     segment_nfe: int = 1
     truth_share: tuple[float, float] = (0.3, 0.3)
     damage_share: float = 0.0
+    detach: bool = True
     random_segments: bool = False
 
     def draw_weights(self, generator: torch.Generator | None) -> tuple[float, ...]:
@@ -100,7 +103,8 @@ def supervise_states(
             )
         losses.append(StateLoss(total, count, weight, state))
         if segment + 1 < len(weights):
-            state = state.detach()
+            if states.detach:
+                state = state.detach()
             embedded = proxy_prediction(model, prediction, targets, states, generator)
     return losses
 

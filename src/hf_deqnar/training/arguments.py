@@ -251,7 +251,14 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
     )
     segment_nfe: int = field(
         default=1,
-        metadata={"help": "Evaluations between two of these states, with the full gradient; states are detached."},
+        metadata={"help": "Evaluations between two of these states, with the full gradient through all of them."},
+    )
+    detach_states: bool = field(
+        default=True,
+        metadata={
+            "help": "Detach each of these states before the next evaluation. Without it the gradient flows through the "
+            "whole path, which needs more memory."
+        },
     )
     truth_share: list[float] | None = field(
         default=None,
@@ -344,6 +351,7 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
 
 STATE_DEFAULTS = {
     "segment_nfe": 1,
+    "detach_states": True,
     "truth_share": None,
     "damage_share": 0.0,
     "random_segments": False,

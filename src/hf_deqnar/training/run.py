@@ -65,7 +65,7 @@ OPTIMISATION = (
 )
 RESUME_SETTINGS = (
     "objective correction correction_share initial jacobian random_nfe noisy_start max_nfe glance_nfe denoising_steps "
-    "state_weights segment_nfe truth_share damage_share random_segments equilibrium_weight "
+    "state_weights segment_nfe detach_states truth_share damage_share random_segments equilibrium_weight "
     "overlap_weight layer_weight sampled_words "
     f"gamma beta {OPTIMISATION}"
 )

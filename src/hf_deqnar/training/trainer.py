@@ -152,6 +152,7 @@ def objective_of(args: DeqNarTrainingArguments) -> Objective:
             segment_nfe=args.segment_nfe,
             truth_share=(args.truth_share[0], args.truth_share[-1]),
             damage_share=args.damage_share,
+            detach=args.detach_states,
             random_segments=args.random_segments,
         )
         settings["equilibrium"] = args.equilibrium_weight
