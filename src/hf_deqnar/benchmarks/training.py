@@ -2,10 +2,10 @@
 
 One step is forward, backward and Adam on a batch of random sentences with the lengths of image captions. The reference
 implementation computes logits of the full vocabulary for every position, padding included, stores them for the backward
-pass, selects glanced tokens with a log-softmax over the vocabulary, and uses the default allocator; both must agree in
-the loss. Every system trains in its own process on the same batches, with interleaved steps. CPU time is
-that of all threads; it is less affected by other processes than wall-clock time. Peak memory is what torch allocates in
-one further step, parameters included.
+pass, and selects glanced tokens with a log-softmax over the vocabulary; both must agree in the loss. Every system
+trains in its own process on the same batches, with interleaved steps. CPU time is that of all threads; it is less
+affected by other processes than wall-clock time. Peak memory is what torch allocates in one further step, parameters
+included.
 
 A second table compares the likelihoods alone, loss and backward pass from random features: CTC, and graphs of several
 sizes with their links.
@@ -34,7 +34,6 @@ from ..objectives.inputs import Prediction, masked, needs_prediction
 from ..objectives.objective import Objective, parse_objective
 from ..objectives.states import SupervisedStates
 from ..objectives.targets import reference
-from ..training.allocator import keep_freed_memory
 from ..training.samplers import TokenBudgetSampler
 from .common import machine, markdown_table, untrained_model
 from .memory import peak_bytes
@@ -53,39 +52,36 @@ LIKELIHOODS: dict[str, dict[str, Any]] = {
 }
 
 
+IMPLEMENTATIONS = ("reference", "hf_deqnar")
+
+
 @dataclass
 class System:
-    """A model, the implementation of its training step, and the allocator settings."""
+    """A model and the implementation of its training step."""
 
     model: str  # name in the table
     fields: dict[str, Any]  # of its configuration
-    implementation: str = "hf_deqnar"  # or `reference`
-    keeps_memory: bool = True  # whether glibc keeps freed memory
+    implementation: str = "hf_deqnar"  # one of `IMPLEMENTATIONS`
     settings: dict[str, float] = field(default_factory=dict)  # of the objective
     states: int = 0  # supervised states of a path, equally weighted, instead of a solve
 
     @property
     def name(self) -> str:
-        default = self.keeps_memory == (self.implementation == "hf_deqnar")
-        allocator = "" if default else f", {'keep freed memory' if self.keeps_memory else 'default allocator'}"
         settings = "".join(f", {key} {value:g}" for key, value in self.settings.items())
-        return f"{self.model}{settings}; {self.implementation}{allocator}"
+        return f"{self.model}{settings}; {self.implementation}"
 
 
 def systems(layers: int, correction: float, sampled: bool) -> list[System]:
-    """Stacked and implicit models with both implementations and both allocator settings, every gradient, and supervised
-    states of self-conditioned models, the latter also with a sampled vocabulary if `sampled`.
+    """Stacked and implicit models with both implementations, every gradient, and supervised states of self-conditioned
+    models, the latter also with a sampled vocabulary if `sampled`.
     """
     stacked = {"refinement": "stacked", "decoder_layers": layers}
     implicit = {"refinement": "implicit", "gradient": "one_step"}
     chosen = []
     for model, fields in ((f"stacked, {layers} layers", stacked), ("implicit one_step", implicit)):
-        for implementation in ("reference", "hf_deqnar"):
-            default = implementation == "hf_deqnar"
-            chosen += [System(model, fields, implementation, keeps_memory) for keeps_memory in (default, not default)]
-    for implementation in ("reference", "hf_deqnar"):
-        keeps_memory = implementation == "hf_deqnar"
-        chosen.append(System("implicit one_step", implicit, implementation, keeps_memory, {"correction": correction}))
+        chosen += [System(model, fields, implementation) for implementation in IMPLEMENTATIONS]
+    for implementation in IMPLEMENTATIONS:
+        chosen.append(System("implicit one_step", implicit, implementation, {"correction": correction}))
     settings = {"correction": correction, "correction_share": 0.25}
     chosen.append(System("implicit one_step", implicit, settings=settings))
     for refinement in ("implicit", "mixed"):
@@ -183,8 +179,6 @@ class Worker:
     """The model, optimizer and batches of one system."""
 
     def __init__(self, system: System, options: TrainingOptions) -> None:
-        if system.keeps_memory:
-            keep_freed_memory()
         torch.set_num_threads(options.threads)
         torch.manual_seed(options.seed)
         settings: dict[str, Any] = dict(system.settings)

@@ -39,7 +39,6 @@ from ..objectives.targets import dynamically_distilled
 from ..utils.files import read_json, reading_weights, write_json
 from ..utils.fingerprints import fingerprint_of, fingerprint_of_weights
 from ..utils.locks import try_lock
-from .allocator import keep_freed_memory
 from .arguments import (
     AUGMENTATIONS,
     CorpusArguments,
@@ -170,10 +169,7 @@ def locked_output(arguments: TranslationTrainingArguments) -> Iterator[None]:
 def prepare(arguments: TranslationTrainingArguments) -> Callable[[str], None]:
     """Set the process up for training; returns a function that logs on the main process."""
     logging.disable_progress_bar()  # of files being written; training has its own
-    log = functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
-    if arguments.device.type == "cpu":
-        log(keep_freed_memory() or "Allocator settings unchanged.")
-    return log
+    return functools.partial(print, file=sys.stderr) if arguments.should_log else lambda text: None
 
 
 def validation_set(data: CorpusArguments, tokenizer: PreTrainedTokenizerBase) -> Any:
