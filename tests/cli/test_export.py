@@ -21,7 +21,8 @@ def test_export_translate_and_evaluate(run, saved, tmp_path, capsys):
     data = tmp_path / "test.jsonl"
     data.write_text("".join(json.dumps({"en": english, "de": german}) + "\n" for english, german in SENTENCES))
     columns = ["--data", str(data), "--source", "en", "--target", "de"]
-    done = run("export", saved["ctc"], tmp_path / "out", *columns, "--limit", "4")
+    calibration = ["--calibration_data", str(data)]
+    done = run("export", saved["ctc"], tmp_path / "out", *columns, *calibration, "--limit", "4")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     rows = {
@@ -69,7 +70,13 @@ def test_errors_are_one_readable_line(saved, tokenizer, tmp_path, capsys):
         ([str(tmp_path / "nothing"), output], "neither a model directory nor a model on the Hub"),
         ([model, output, "--limit", "0"], "--limit must be at least 1"),
         ([model, output, "--batch-size", "0"], "--batch_size must be at least 1"),
-        ([model, output, "--data", "test.jsonl"], "--data, --source and --target belong together"),
+        ([model, output, "--data", "test.jsonl"], "--data needs --source and --target"),
+        ([model, output, "--source", "en", "--target", "de"], "--source needs --data or --calibration_data"),
+        ([model, output, "--calibration_data", "test.jsonl"], "--calibration_data needs --source and --target"),
+        (
+            [model, output, "--fp32", "--calibration_data", "x", "--source", "en", "--target", "de"],
+            "--calibration_data is about int8 activations",
+        ),
         ([model, output, "--fp32", "--eight-bits"], "--eight_bits is about int8 weights"),
     ]:
         assert main(["export", *arguments]) == 2, arguments

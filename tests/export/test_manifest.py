@@ -65,5 +65,5 @@ def test_manifest_without_required_fields_is_refused(folder, field, value):
 def test_another_format_is_refused_with_both_versions(folder):
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps({**manifest, "format": 7, "library": "hf_deqnar 9.9"}))
-    with pytest.raises(ValueError, match="made by hf_deqnar 9.9 in format 7, but this is hf_deqnar .*, format 3"):
+    with pytest.raises(ValueError, match="made by hf_deqnar 9.9 in format 7, but this is hf_deqnar .*, format 4"):
         read_manifest(folder)

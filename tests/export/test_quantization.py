@@ -3,7 +3,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from hf_deqnar.export.quantization import quantise_embedding, quantise_rows
+from hf_deqnar.export.calibration import activation_ranges
+from hf_deqnar.export.quantization import affine, quantise, quantise_embedding, quantise_rows
 
 from .conftest import KINDS
 
@@ -55,3 +56,55 @@ def test_table_with_other_uses_is_not_removed(tmp_path):
         "shared.weight_int8",
         "shared.weight_scale",
     }
+
+
+def test_zero_is_exact_and_the_ends_of_a_range_are_representable():
+    for lowest, highest in ((-1.0, 4.0), (0.0, 3.0), (-2.0, 0.0), (-0.3, 0.2)):
+        scale, zero = affine(lowest, highest)
+        ends = np.clip(np.rint(np.array([lowest, 0.0, highest]) / scale) + zero, 0, 255)
+        np.testing.assert_allclose((ends - zero) * scale, [lowest, 0, highest], atol=scale / 2)
+        assert (ends[1] - zero) == 0
+
+
+def save_product(path, weight: np.ndarray) -> None:
+    """x → relu(x)·W."""
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Relu", ["x"], ["positive"], name="relu"),
+            onnx.helper.make_node("MatMul", ["positive", "weight"], ["y"], name="product"),
+        ],
+        "product",
+        [info("x", onnx.TensorProto.FLOAT, ["rows", weight.shape[0]])],
+        [info("y", onnx.TensorProto.FLOAT, ["rows", weight.shape[1]])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+def test_a_product_is_computed_within_the_precision_of_both_factors(tmp_path):
+    import onnxruntime
+
+    generator = np.random.default_rng(0)
+    weight = generator.normal(size=(64, 12)).astype(np.float32)
+    samples = [{"x": generator.normal(size=(5, 64)).astype(np.float32)} for _ in range(4)]
+    save_product(tmp_path / "fp32.onnx", weight)
+    ranges = activation_ranges(tmp_path / "fp32.onnx", samples)
+    largest = max(sample["x"].max() for sample in samples)
+    assert ranges == {"positive": (0.0, pytest.approx(largest))}
+    errors = {}
+    for eight_bits in (False, True):
+        quantise(tmp_path / "fp32.onnx", tmp_path / "int8.onnx", ranges, eight_bits)
+        session = onnxruntime.InferenceSession(tmp_path / "int8.onnx")
+        for sample in samples:
+            (found,) = session.run(None, sample)
+            expected = np.maximum(sample["x"], 0) @ weight
+            errors[eight_bits] = np.abs(found - expected).max() / np.abs(expected).max()
+            assert errors[eight_bits] < (0.02 if eight_bits else 0.03)
+            alone = [session.run(None, {"x": sample["x"][row : row + 1]})[0] for row in range(5)]
+            np.testing.assert_array_equal(np.concatenate(alone), found)  # no row depends on another
+        beyond = np.full((1, 64), 3 * largest, dtype=np.float32)
+        np.testing.assert_allclose(
+            session.run(None, {"x": beyond})[0], session.run(None, {"x": np.full_like(beyond, largest)})[0], rtol=1e-5
+        )
+    assert errors[True] < errors[False]

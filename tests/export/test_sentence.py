@@ -71,7 +71,8 @@ def test_evaluations_and_residuals_agree_with_solver(loaded, batch, kind):
     for source in sentences(batch):
         inputs = {"input_ids": source, "max_nfe": torch.tensor(9), "tol": torch.tensor(2e-2)}
         if model.model.shortlist is not None:
-            inputs["words"] = model.model.shortlist(source, torch.ones_like(source, dtype=torch.bool)).tokens
+            words = exported.model._words(source, torch.ones_like(source, dtype=torch.bool), shortlist=True)
+            inputs |= {"words": words.tokens, "outside": words.outside}
         residual, before, nfe = exported.sentence(inputs, ["residual", "residual_before", "nfe"])
         if not residual < before:  # a mixed model with random weights may cycle
             continue
@@ -90,7 +91,6 @@ def test_unsupported_options_use_the_other_graphs(loaded, batch, calls, tokenize
     others = NOT_ITS_OWN if kind == "stacked" else [*NOT_ITS_OWN, {"solver": "anderson"}, {"stop_on_stable_tokens": 1}]
     for options in others:
         exported.generate(sentences(batch)[0], **options)
-    exported.generate(**batch, max_nfe=2)  # several rows, which fp32 processes in one batch
     drafts = io.StringIO()
     exported.generate(sentences(batch)[0], max_nfe=2, streamer=TerminalStreamer(tokenizer, drafts))
     assert drafts.getvalue()
@@ -113,7 +113,7 @@ def test_int8_graph_is_completely_quantised(exported):
         weights = {one.name for one in part.initializer}
         products = [node for node in part.node if node.op_type in ("MatMul", "Gemm")]
         assert not [node for node in products if weights & set(node.input)]
-        assert any(node.op_type == "MatMulInteger" for node in part.node)
+        assert any(node.op_type == "MatMulIntegerToFloat" for node in part.node)
 
 
 def test_growing_residual_falls_back_to_the_general_solver(loaded, batch, monkeypatch):
@@ -122,23 +122,46 @@ def test_growing_residual_falls_back_to_the_general_solver(loaded, batch, monkey
     wrong = torch.full((1, 2 * source.shape[1]), 7)
     for residual in (0.9, float("nan")):
         monkeypatch.setattr(
-            exported, "sentence", lambda *_, size=residual: [wrong, torch.tensor(size), torch.tensor(0.5)]
+            exported, "sentence", lambda *_, size=residual: [wrong, torch.tensor([size]), torch.tensor([0.5])]
         )
         assert torch.equal(exported.generate(source, **options), model.generate(source, **options))
 
 
+@pytest.mark.parametrize("options", [{"max_nfe": 2}, {"solver": "picard", "tol": 0.05}], ids=["two", "converged"])
 @pytest.mark.parametrize("kind", AT_ONCE)
-def test_int8_translation_does_not_depend_on_batch(loaded, batch, calls, kind):
+def test_int8_translation_does_not_depend_on_batch(loaded, batch, calls, kind, options):
     _, exported = loaded(kind, "int8")
     recorded = calls(exported)
-    single = [exported.generate(source, max_nfe=2)[0].tolist() for source in sentences(batch)]
+    single = [exported.generate(source, **options)[0].tolist() for source in sentences(batch)]
     order = torch.randperm(len(single)).tolist()
-    batched = exported.generate(batch["input_ids"][order], attention_mask=batch["attention_mask"][order], max_nfe=2)
+    batched = exported.generate(batch["input_ids"][order], attention_mask=batch["attention_mask"][order], **options)
     padding = exported.config.pad_token_id
     for place, row in enumerate(order):
         text = single[row]
         assert batched[place].tolist() == text + [padding] * (batched.shape[1] - len(text))
-    assert len(recorded) == 2 * len(single)
+    # One call for every length; models that feed probabilities over a shortlist back have one for every sentence.
+    groups = len(set(batch["attention_mask"].sum(dim=1).tolist())) if "shortlist" not in KINDS[kind] else len(single)
+    assert len(recorded) == len(single) + groups
+    assert groups < len(single) or "shortlist" in KINDS[kind]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_figures_of_a_row_do_not_depend_on_the_others(loaded, batch, precision):
+    _, exported = loaded("implicit", precision)
+    lengths = batch["attention_mask"].sum(dim=1)
+    length = lengths.mode().values
+    rows = batch["input_ids"][lengths == length, :length]
+    assert len(rows) > 1
+    names, counts = ["residual", "residual_before", "nfe", "log_probabilities"], set()
+    for tol in torch.logspace(-0.5, -2.5, 40):
+        limits = {"max_nfe": torch.tensor(12), "tol": tol}
+        together = exported.sentence({"input_ids": rows, **limits}, names)
+        counts.add(tuple(together[2].tolist()))
+        for number in range(len(rows)):
+            alone = exported.sentence({"input_ids": rows[number : number + 1], **limits}, names)
+            for one, joint in zip(alone, together, strict=True):
+                assert torch.equal(one[0], joint[number])
+    assert any(len(set(found)) > 1 for found in counts), "rows converge after different numbers of evaluations"
 
 
 def test_long_texts_are_truncated_and_empty_ones_are_one_padding_token(loaded, batch, monkeypatch):
@@ -147,7 +170,7 @@ def test_long_texts_are_truncated_and_empty_ones_are_one_padding_token(loaded, b
     for options in ({"max_nfe": 2, "max_length": 1}, {"max_nfe": 2, "max_length": 1, "ctc_beam_size": 3}):
         assert torch.equal(exported.generate(source, **options), model.generate(source, **options))
     blank = torch.full((1, 2 * source.shape[1]), model.config.blank_token_id)
-    monkeypatch.setattr(exported, "sentence", lambda *_: [blank, torch.tensor(0.1), torch.tensor(0.5)])
+    monkeypatch.setattr(exported, "sentence", lambda *_: [blank, torch.tensor([0.1]), torch.tensor([0.5])])
     assert exported.generate(source, max_nfe=2).tolist() == [[model.config.pad_token_id]]
 
 

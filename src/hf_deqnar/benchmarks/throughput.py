@@ -2,7 +2,7 @@
 
 The systems of `bench latency`, with batches of sentences of similar length; every batch is translated by all systems
 in rotating order. Times are from token ids to token ids. Tokens are those of the output, without special tokens; BLEU
-is of the same translations. Exports in int8 translate the sentences of a batch one by one.
+is of the same translations. Exports in int8 translate sentences of equal length together.
 """
 
 import statistics

@@ -36,6 +36,13 @@ class ExportArguments:
         default=False,
         metadata={"help": "int8 weights with 8 bits instead of 7, for processors with VNNI instructions only."},
     )
+    calibration_data: str | None = field(
+        default=None,
+        metadata={
+            "help": "Sentences on which the ranges of int8 activations are measured, with --source and --target, in "
+            "the formats of --data. Default: a few built-in English ones."
+        },
+    )
     data: str | None = field(
         default=None, metadata={"help": "Sentences to compare with: JSONL, TSV or CSV (.gz), or two aligned files."}
     )
@@ -52,19 +59,26 @@ class ExportArguments:
         for name in ("limit", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, not {getattr(self, name)}.")
-        given = [name for name in ("data", "source", "target") if getattr(self, name) is not None]
-        if given and len(given) < 3:
-            raise ValueError("--data, --source and --target belong together; give all of them or none.")
+        if self.calibration_data is not None and self.fp32 and not self.int8:
+            raise ValueError("--calibration_data is about int8 activations; leave out --fp32 or add --int8.")
+        files = [name for name in ("data", "calibration_data") if getattr(self, name) is not None]
+        columns = [name for name in ("source", "target") if getattr(self, name) is not None]
+        if files and len(columns) < 2:
+            raise ValueError(f"--{files[0]} needs --source and --target.")
+        if columns and not files:
+            raise ValueError(f"--{columns[0]} needs --data or --calibration_data.")
         if self.eight_bits and self.fp32 and not self.int8:
             raise ValueError("--eight_bits is about int8 weights; leave out --fp32 or add --int8.")
 
 
 ARGUMENTS = (ExportArguments,)
+MOST_CALIBRATION_SENTENCES = 200  # evenly spaced in the data
 
 
 def run(arguments: ExportArguments) -> None:
-    from ..data.parallel_text import Pair, read_parallel
+    from ..data.parallel_text import Pair, evenly_spaced, read_parallel
     from ..evaluation.metrics import metrics
+    from ..export.calibration import SENTENCES as CALIBRATION_SENTENCES
     from ..export.graphs import check_exportable, check_packages, export_model
     from ..export.manifest import PRECISIONS
     from ..export.parity import LEAST_AGREEMENT, SENTENCES, compare_systems
@@ -77,10 +91,14 @@ def run(arguments: ExportArguments) -> None:
     if arguments.data is not None:
         metrics()  # raises an error if sacrebleu is missing
         pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
+    calibration = list(CALIBRATION_SENTENCES)
+    if arguments.calibration_data is not None:
+        every = read_parallel(arguments.calibration_data, arguments.source, arguments.target)
+        calibration = [every[place].source for place in evenly_spaced(every, MOST_CALIBRATION_SENTENCES)]
     model, tokenizer = load_model(arguments.model, "cpu", runtime="torch")
     check_exportable(model.config)
     model = model.float()
-    folders = export_model(model, tokenizer, arguments.output_dir, precisions, arguments.eight_bits)
+    folders = export_model(model, tokenizer, arguments.output_dir, precisions, arguments.eight_bits, calibration)
     systems = {"torch": model, **{name: DeqNarOnnxModel.from_pretrained(folder) for name, folder in folders.items()}}
     figures = compare_systems(systems, tokenizer, pairs, arguments.batch_size)
     print_results(table(figures, folders))

@@ -7,7 +7,7 @@ import torch
 from tqdm import tqdm
 
 from ..models.deqnar.configuration_deqnar import DeqNarConfig
-from ..models.deqnar.ctc import extend_hash
+from ..models.deqnar.ctc_beam_search import extend_hash
 from ..models.deqnar.generation_config_deqnar import SEARCH_OPTIONS, DeqNarGenerationConfig
 from ..models.deqnar.lengths import LENGTH_MODELS
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration

@@ -18,6 +18,7 @@ has the same `prepare`, `lay_out` and `solve` as a model in torch. Graphs call w
 import copy
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,14 +35,18 @@ from ..models.deqnar.shortlist import Words
 from ..models.deqnar.stability import remove_rescaling
 from ..models.deqnar.text import longest_source
 from ..models.deqnar.transition_deqnar import Context
+from .calibration import SENTENCES, Ranges, activation_ranges, record_inputs
 from .manifest import NGRAMS, PRECISIONS, SHORTLIST, is_export, write_manifest
 from .messages import quiet
 from .quantization import quantise, quantise_embedding
 from .sentence import (
     CANDIDATES,
+    CARRIED,
     PARTS,
+    STARTS,
     OpeningGraph,
     ReadingGraph,
+    SingleStepGraph,
     StepGraph,
     has_sentence_graph,
     join_parts,
@@ -141,9 +146,7 @@ class HeadGraph(ReadingGraph):
     def forward(
         self, features: Tensor, words: Tensor | None = None, outside: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self.logits(features, words)
-        if words is not None:
-            logits = Words(words, outside).hide(logits)
+        logits = self.logits(features, words, outside)
         log_probabilities, best = logits.log_softmax(dim=-1), logits.argmax(dim=-1)
         return best if words is None else words[best], log_probabilities.amax(dim=-1), log_probabilities
 
@@ -252,28 +255,51 @@ def graphs_of(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
 
 
 def sentence_parts(model: DeqNarForConditionalGeneration) -> dict[str, Graph]:
-    """The graphs that `join_parts` joins, for one row; empty if the model has no sentence graph."""
+    """The graphs that `join_parts` joins, for sentences of one length; empty if the model has no sentence graph."""
     core, config = model.model, model.config
     if not has_sentence_graph(config):
         return {}
-    source, width, heads = 5, config.d_model, config.decoder_attention_heads
-    tokens = (torch.full((1, source), config.mask_token_id), {1: "source"})
-    hidden = (torch.zeros(1, 7, width), {1: "canvas"})
-    projection = (torch.zeros(1, heads, source, width // heads), {2: "source"})
+    rows, source, width, heads = 2, 5, config.d_model, config.decoder_attention_heads
+    tokens = (torch.full((rows, source), config.mask_token_id), {0: "rows", 1: "source"})
+    hidden = (torch.zeros(rows, 7, width), {0: "rows", 1: "canvas"})
+    projection = (torch.zeros(rows, heads, source, width // heads), {0: "rows", 2: "source"})
     projected = {
         f"{kind}_{layer}": projection for layer in range(len(core.transition.layers)) for kind in ("key", "value")
     }
-    words = {} if core.shortlist is None else {"words": (torch.arange(2 * CANDIDATES), {0: "words"})}
+    words = {}
+    if core.shortlist is not None:
+        listed = torch.arange(2 * CANDIDATES)
+        words = {
+            "words": (listed, {0: "words"}),
+            "outside": (torch.zeros(rows, 1, len(listed), dtype=torch.bool), {0: "rows", 2: "words"}),
+        }
     predicting = words if core.transition.predicts_tokens and core.transition.state_is_features else {}
-    # The tensors passed between parts: through a loop, or directly for a stacked model.
-    state, found = "state", ["value", "residual_now"]
-    if not config.seeks_equilibrium:
-        state, found = "start", ["features", "residual"]
-    inputs = {state: hidden, "injection": hidden, **projected, **predicting}
+    if config.seeks_equilibrium:
+        figures = {
+            "residual": (torch.zeros(rows), {0: "rows"}),
+            "residual_before": (torch.zeros(rows), {0: "rows"}),
+            "nfe": (torch.zeros(rows, dtype=torch.long), {0: "rows"}),
+            "active": (torch.ones(rows, dtype=torch.bool), {0: "rows"}),
+        }
+        step = Graph(
+            StepGraph(core),
+            {
+                "state": hidden,
+                **figures,
+                "tol": (torch.tensor(0.0), {}),
+                "injection": hidden,
+                **projected,
+                **predicting,
+            },
+            [f"next_{name}" for name in CARRIED] + ["again"],
+        )
+    else:
+        inputs = {"start": hidden, "injection": hidden, **projected, **predicting}
+        step = Graph(SingleStepGraph(core), inputs, ["features"])
     reading, outputs = reading_graph(model)
     return {
-        "opening": Graph(OpeningGraph(core), {"input_ids": tokens}, ["start", "injection", *projected]),
-        "step": Graph(StepGraph(core), inputs, found),
+        "opening": Graph(OpeningGraph(core), {"input_ids": tokens}, [*STARTS, "injection", *projected]),
+        "step": step,
         "reading": Graph(reading, {"features": hidden, **words}, outputs),
     }
 
@@ -323,10 +349,12 @@ def export_model(
     output: str | Path,
     precisions: tuple[str, ...] = PRECISIONS,
     eight_bits: bool = False,
+    sentences: Sequence[str] = SENTENCES,
 ) -> dict[str, Path]:
     """Write `output/fp32` and `output/int8`, each complete: graphs, configuration, tokenizer, manifest.
 
     Args:
+        sentences: of the source language; the ranges of activations in int8 graphs are measured on them.
         eight_bits: use all 8 bits of int8 weights; only for processors with VNNI instructions. Others add pairs of
             8-bit products in 16 bits, which can overflow and corrupt a translation; by default weights have 7 bits.
 
@@ -346,20 +374,39 @@ def export_model(
     try:
         for name, graph in graphs_of(frozen_copy(model)).items():
             write_graph(graph, working / f"{name}.onnx")
+        ranges: dict[str, Ranges] = {}
+        if "int8" in precisions:
+            samples = record_inputs(model, tokenizer, working, limits_of(model), list(sentences))
+            paths = [path for path in working.glob("*.onnx") if path.stem in QUANTISED]
+            ranges = {path.stem: activation_ranges(path, samples[path.stem]) for path in paths}
         return {
-            precision: _finish(working, output, precision, model, tokenizer, eight_bits) for precision in precisions
+            precision: _finish(working, output, precision, model, tokenizer, ranges, eight_bits)
+            for precision in precisions
         }
     finally:
         shutil.rmtree(working, ignore_errors=True)
 
 
-def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: Any, eight_bits: bool) -> Path:
+def limits_of(model: DeqNarForConditionalGeneration) -> dict[str, int]:
+    """Most positions of a source and of a canvas."""
+    return {"source": longest_source(model.config), "canvas": model.config.max_position_embeddings}
+
+
+def _finish(
+    working: Path,
+    output: Path,
+    precision: str,
+    model: Any,
+    tokenizer: Any,
+    ranges: dict[str, Ranges],
+    eight_bits: bool,
+) -> Path:
     """Write the complete folder of one precision atomically."""
     folder = working / precision
     folder.mkdir()
     for path in working.glob("*.onnx"):
         if precision == "int8" and path.stem in QUANTISED:
-            quantise(path, folder / path.name, eight_bits)
+            quantise(path, folder / path.name, ranges[path.stem], eight_bits)
         else:
             shutil.copy(path, folder)
         if precision == "int8" and path.stem in EMBEDDING_TOKENS:
@@ -380,8 +427,7 @@ def _finish(working: Path, output: Path, precision: str, model: Any, tokenizer: 
         save_file(model.model.shortlist.state_dict(), folder / SHORTLIST)
     if model.model.ngrams is not None:
         save_file(model.model.ngrams.state_dict(), folder / NGRAMS)
-    limits = {"source": longest_source(model.config), "canvas": model.config.max_position_embeddings}
-    write_manifest(folder, precision, OPSET, limits)
+    write_manifest(folder, precision, OPSET, limits_of(model))
     target = output / precision
     shutil.rmtree(target, ignore_errors=True)
     os.replace(folder, target)

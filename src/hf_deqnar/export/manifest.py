@@ -8,7 +8,7 @@ from typing import Any
 from .. import __version__
 
 MANIFEST = "deqnar_onnx.json"
-FORMAT = 3  # incremented when graphs or their names change
+FORMAT = 4  # incremented when graphs or their names change
 PRECISIONS = ("fp32", "int8")
 SHORTLIST = "shortlist.safetensors"
 NGRAMS = "ngrams.safetensors"

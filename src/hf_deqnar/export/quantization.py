@@ -1,39 +1,89 @@
-"""int8 weights: matrix products by onnxruntime's dynamic quantisation, the token embedding by rows."""
+"""int8 products of activations and weights, and the token embedding in int8 by rows."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .messages import quiet
-
 INT8_MAX = 127
+SEVEN_BITS_MAX = 63
+UINT8_MAX = 255
 EMBEDDING = "shared.weight"  # suffix of the name of the token embedding
+CONTRIBUTED = "com.microsoft"  # domain of onnxruntime's own operators
 
 
-def quantise(source: Path, target: Path, eight_bits: bool) -> None:
-    """Quantise the weights of every matrix product to int8, with one scale per output channel.
+def quantise(source: Path, target: Path, ranges: dict[str, tuple[float, float]], eight_bits: bool) -> None:
+    """Replace x·W by s_x·(q − z_x)·(Q·s_W), with integers q = round(x / s_x) + z_x in 0 … 255 and Q = round(W / s_W).
 
-    Activations are quantised dynamically, with one scale per tensor.
+    Weights have a scale for every output channel. The scale and the zero point of an activation are constants.
 
     Args:
+        ranges: least and largest value of every activation that is multiplied with weights.
         eight_bits: use all 8 bits of a weight instead of 7; see `export_model`.
     """
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnx import helper, numpy_helper
 
     model = onnx.load(source)
-    transpose_weights(model.graph)
-    del model.graph.value_info[:]  # the quantiser transposes some weights without their recorded shapes
-    with quiet():
-        quantize_dynamic(
-            model,
-            target,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=not eight_bits,
-            weight_type=QuantType.QInt8,
+    graph = model.graph
+    transpose_weights(graph)
+    del graph.value_info[:]
+    weights = {weight.name: weight for weight in graph.initializer}
+    products = {product.output[0] for product in products_with_weights(graph)}
+    nodes, constants = [], {}
+    for node in graph.node:
+        if node.output[0] not in products:
+            nodes.append(node)
+            continue
+        activation, weight = node.input
+        if f"{activation}_scale" not in constants:
+            constants[f"{activation}_scale"], constants[f"{activation}_zero"] = affine(*ranges[activation])
+            inputs = [activation, f"{activation}_scale", f"{activation}_zero"]
+            name = f"{activation}_uint8"
+            nodes.append(helper.make_node("QuantizeLinear", inputs, [name], name=name))
+        if f"{weight}_int8" not in constants:
+            found = quantise_columns(numpy_helper.to_array(weights[weight]), eight_bits)
+            constants[f"{weight}_int8"], constants[f"{weight}_scales"] = found
+            constants[f"{weight}_zeros"] = np.zeros(len(found[1]), dtype=np.int8)
+        inputs = [f"{activation}_uint8", f"{weight}_int8", f"{activation}_scale", f"{weight}_scales"]
+        inputs += [f"{activation}_zero", f"{weight}_zeros"]
+        nodes.append(
+            helper.make_node("MatMulIntegerToFloat", inputs, list(node.output), name=node.name, domain=CONTRIBUTED)
         )
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    used = {name for node in graph.node for name in node.input} | {one.name for one in graph.output}
+    remaining = [weight for weight in graph.initializer if weight.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(remaining)
+    if constants:
+        model.opset_import.append(helper.make_opsetid(CONTRIBUTED, 1))
+    onnx.save(model, target)
+
+
+def products_with_weights(graph: Any) -> list[Any]:
+    """The nodes that multiply an activation with a matrix of weights."""
+    matrices = {weight.name for weight in graph.initializer if len(weight.dims) == 2}
+    return [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in matrices]
+
+
+def affine(lowest: float, highest: float) -> tuple[np.float32, np.uint8]:
+    """Scale and zero point that map a range, which includes zero, to the integers from 0 to 255.
+
+    >>> affine(-1.0, 4.0)
+    (np.float32(0.019607844), np.uint8(51))
+    """
+    scale = max((highest - lowest) / UINT8_MAX, np.finfo(np.float32).tiny)
+    return np.float32(scale), np.uint8(round(-lowest / scale))
+
+
+def quantise_columns(matrix: np.ndarray, eight_bits: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric int8 values of 7 or 8 bits, and the scale of each column."""
+    largest = INT8_MAX if eight_bits else SEVEN_BITS_MAX
+    scales = np.abs(matrix).max(axis=0) / largest
+    scales[scales == 0] = 1
+    return np.rint(matrix / scales).astype(np.int8), scales.astype(np.float32)
 
 
 def transpose_weights(graph: Any) -> None:

@@ -10,12 +10,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..models.deqnar.configuration_deqnar import DeqNarConfig
-from ..models.deqnar.ctc import prefix_beam_of_sentence
+from ..models.deqnar.ctc_beam_search import NUMPY_ROWS, prefix_beams_by_batch, prefix_beams_by_sentence
 from ..models.deqnar.fixed_point import FixedPoint
 from ..models.deqnar.generation_deqnar import DeqNarGenerationConfig, DeqNarGenerationMixin
 from ..models.deqnar.layers_deqnar import dense_additive_mask
@@ -24,7 +25,7 @@ from ..models.deqnar.refinement_deqnar import Canvas, RefinementMixin, Source
 from ..models.deqnar.shortlist import Shortlist, Words
 from ..models.deqnar.transition_deqnar import BoundTransition, Context, Observer, transition_class
 from .manifest import NGRAMS, SHORTLIST, read_manifest
-from .sentence import CANDIDATES, NO_RESIDUAL, WIDEST_BEAM
+from .sentence import CANDIDATES, WIDEST_BEAM
 
 OLDEST_ONNXRUNTIME = (1, 20)
 
@@ -98,6 +99,11 @@ class OnnxTransition(nn.Module):
         """Whether the transition predicts tokens of a shortlist: a mixed model with a shortlist."""
         return "words" in self.graph.inputs
 
+    @property
+    def predicts_listed_tokens(self) -> bool:
+        """Whether states depend on probabilities that are normalised over a shortlist."""
+        return self.takes_shortlist or (self.feedback is not None and "words" in self.feedback.inputs)
+
     def features(self, state: Tensor, context: Context) -> Tensor:
         """F(z + u, x) of an explicit model; f(z) of all others, which predict tokens from the state."""
         inputs = {"state": state, "injection": context.injection}
@@ -121,9 +127,9 @@ class OnnxCore(nn.Module, RefinementMixin):
     """Replaces `DeqNarModel` in `generate`.
 
     Args:
-        one_by_one: process sentences one at a time, without padding. Quantised graphs have one scale per tensor, so
-            the rows of a batch would influence each other; and rounding differences of a batched solve could change
-            quantised values.
+        by_length: process sentences of equal length together, without padding. Rounding differences of a padded
+            attention could change values that are rounded to integers in quantised graphs. So could probabilities
+            over the joint shortlist of several sentences, so that models which feed them back have groups of one.
     """
 
     is_gradient_checkpointing = False
@@ -133,13 +139,13 @@ class OnnxCore(nn.Module, RefinementMixin):
         config: DeqNarConfig,
         sessions: dict[str, Session],
         limits: dict[str, int],
-        one_by_one: bool,
+        by_length: bool,
         shortlist: Shortlist | None,
         ngrams: Ngrams | None,
     ) -> None:
         super().__init__()
         self.shortlist, self.ngrams = shortlist, ngrams
-        self.config, self.limits, self.one_by_one = config, limits, one_by_one
+        self.config, self.limits, self.by_length = config, limits, by_length
         self.source, self.canvas = sessions["source"], sessions["canvas"]
         self.transition = OnnxTransition(config, sessions["transition"], sessions.get("feedback"))
         self.predictor = sessions.get("input_head")
@@ -167,22 +173,34 @@ class OnnxCore(nn.Module, RefinementMixin):
         return mask
 
     def prepare(self, input_ids: Tensor, attention_mask: Tensor | None = None, *, shortlist: bool = False) -> Source:
-        """Encode the source, one sentence at a time if the graphs are quantised."""
+        """Encode the source; sentences of equal length together if the graphs are quantised."""
         source_mask = self.check_source(input_ids, attention_mask, None)
-        lengths = source_mask.sum(dim=1).tolist()
-        groups = [(slice(row, row + 1), length) for row, length in enumerate(lengths)]
-        groups = groups if self.one_by_one else [(slice(None), max(lengths))]
+        groups = self.groups(source_mask)
         parts = [
             self.source({"input_ids": input_ids[rows, :length], "source_mask": source_mask[rows, :length]})
-            for rows, length in groups
+            for rows, (length,) in groups
         ]
-        stacked = (stack_padded(several) for several in zip(*parts, strict=True))
+        stacked = (stack_padded(several, groups) for several in zip(*parts, strict=True))
         outputs = dict(zip(self.source.outputs, stacked, strict=True))
         layers = sum(name.startswith("key_") for name in outputs)
         keys_values = [(outputs[f"key_{layer}"], outputs[f"value_{layer}"]) for layer in range(layers)]
         words = self._words(input_ids, source_mask, shortlist)
         source_mask = source_mask[:, : keys_values[0][0].shape[2]]
         return Source(source_mask, outputs.get("memory"), keys_values, outputs.get("length_logits"), words=words)
+
+    def groups(self, *masks: Tensor) -> list["Group"]:
+        """Rows that are processed together, and the length of each mask for them."""
+        lengths = [mask.sum(dim=1) for mask in masks]
+        if not self.by_length:
+            return [(torch.arange(len(masks[0])), tuple(int(length.max()) for length in lengths))]
+        return self.groups_of_equal_length(*lengths)
+
+    def groups_of_equal_length(self, *lengths: Tensor) -> list["Group"]:
+        """The rows of every combination of lengths."""
+        groups = groups_of_equal_length(*lengths)
+        if not self.by_length or self.shortlist is None or not self.transition.predicts_listed_tokens:
+            return groups
+        return [(row[None], key) for rows, key in groups for row in rows]
 
     def _words(self, input_ids: Tensor, source_mask: Tensor, shortlist: bool) -> Words | None:
         """The shortlist. Graphs of a model with a shortlist always need one, so it can be the full vocabulary."""
@@ -214,32 +232,49 @@ class OnnxCore(nn.Module, RefinementMixin):
     def solve(
         self, source: Source, canvas: Canvas, *, observe_features: Observer | None = None, **options: Any
     ) -> FixedPoint:
-        """Solve z = f(z), one sentence at a time if the graphs are quantised."""
-        if not self.one_by_one or len(canvas.mask) == 1:
+        """Solve z = f(z); sentences of equal length together if the graphs are quantised."""
+        groups = self.groups(source.mask, canvas.mask)
+        if not self.by_length or len(groups) == 1:
             return super().solve(source, canvas, observe_features=observe_features, **options)
         found = []
-        for row, (tokens, positions) in enumerate(zip(source.lengths.tolist(), canvas.lengths.tolist(), strict=True)):
-            one_canvas = Canvas(canvas.tokens[row : row + 1, :positions], canvas.mask[row : row + 1, :positions])
-            observer = None if observe_features is None else partial(observe_row, observe_features, row)
-            one = source.row(row, tokens)
-            found.append(super().solve(one, one_canvas, observe_features=observer, **options))
-        return join(found)
+        for rows, (length, positions) in groups:
+            part = Canvas(canvas.tokens[rows, :positions], canvas.mask[rows, :positions])
+            observer = None if observe_features is None else partial(observe_rows, observe_features, rows)
+            found.append(super().solve(source.rows(rows, length), part, observe_features=observer, **options))
+        return join(found, groups)
 
 
-def observe_row(observe: Callable, row: int, rows: Tensor, value: Tensor, residual: Tensor | None) -> Tensor | None:
-    """Call an observer of the batch for one row of it."""
-    return observe(rows + row, value, residual)
+Group = tuple[Tensor, tuple[int, ...]]  # rows, and the length of their source or of their source and canvas
 
 
-def join(found: list[FixedPoint]) -> FixedPoint:
-    """The results of single rows as the result of a batch."""
+def groups_of_equal_length(*lengths: Tensor) -> list[Group]:
+    """The rows of every combination of lengths.
+
+    >>> groups_of_equal_length(torch.tensor([3, 5, 3]))
+    [(tensor([0, 2]), (3,)), (tensor([1]), (5,))]
+    """
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, key in enumerate(zip(*(length.tolist() for length in lengths), strict=True)):
+        rows_of.setdefault(key, []).append(row)
+    return [(torch.tensor(rows), key) for key, rows in rows_of.items()]
+
+
+def observe_rows(
+    observe: Callable, members: Tensor, rows: Tensor, value: Tensor, residual: Tensor | None
+) -> Tensor | None:
+    """Call an observer of the batch for some rows of a group."""
+    return observe(members[rows], value, residual)
+
+
+def join(found: list[FixedPoint], groups: list[Group]) -> FixedPoint:
+    """The results of groups of rows as the result of a batch."""
     solved = found[0].residual is not None
     return FixedPoint(
-        state=stack_padded([one.state for one in found]),
-        value=stack_padded([one.value for one in found]),
-        residual=torch.cat([one.residual for one in found]) if solved else None,
-        nfe=torch.cat([one.nfe for one in found]),
-        converged=torch.cat([one.converged for one in found]) if solved else None,
+        state=stack_padded([one.state for one in found], groups),
+        value=stack_padded([one.value for one in found], groups),
+        residual=stack_padded([one.residual for one in found], groups) if solved else None,
+        nfe=stack_padded([one.nfe for one in found], groups),
+        converged=stack_padded([one.converged for one in found], groups) if solved else None,
     )
 
 
@@ -248,14 +283,14 @@ def named(words: Words | None) -> dict[str, Tensor]:
     return {} if words is None else {"words": words.tokens, "outside": words.outside}
 
 
-def stack_padded(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate rows; shorter ones are padded with zeros."""
+def stack_padded(parts: Sequence[Tensor], groups: list[Group]) -> Tensor:
+    """The rows of all groups in the order of the batch; shorter ones are padded with zeros."""
     if len(parts) == 1:
         return parts[0]
     shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
-    stacked = parts[0].new_zeros(len(parts), *shape)
-    for row, part in enumerate(parts):
-        stacked[row][tuple(slice(size) for size in part.shape[1:])] = part[0]
+    stacked = parts[0].new_zeros(sum(map(len, parts)), *shape)
+    for part, (rows, _) in zip(parts, groups, strict=True):
+        stacked[(rows, *(slice(size) for size in part.shape[1:]))] = part
     return stacked
 
 
@@ -325,17 +360,19 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
     def _translate(
         self, input_ids: Tensor, source_mask: Tensor, settings: DeqNarGenerationConfig, streamer: Any
     ) -> dict[str, Any]:
-        """As in torch, but single sentences use the sentence graph if it supports the options."""
+        """As in torch, but sentences of equal length use the sentence graph if it supports the options."""
         options = None if streamer is not None else self._sentence_options(settings)
-        if options is None or not (self.model.one_by_one or len(input_ids) == 1):
+        if options is None:
             return super()._translate(input_ids, source_mask, settings, streamer)
-        texts = []
-        for row, length in enumerate(source_mask.sum(dim=1).tolist()):
-            source, mask = input_ids[row : row + 1, :length], source_mask[row : row + 1, :length]
-            text = self._translate_sentence(source, mask, settings, options)
-            if text is None:  # not converged in the sentence graph
-                text = super()._translate(source, mask, settings, None)["sequences"][0].tolist()
-            texts.append(text)
+        texts: list[list[int]] = [[]] * len(input_ids)
+        for rows, (length,) in self.model.groups_of_equal_length(source_mask.sum(dim=1)):
+            source, mask = input_ids[rows, :length], source_mask[rows, :length]
+            found = self._translate_sentences(source, mask, settings, options)
+            for number, text in enumerate(found):
+                if text is None:  # not converged in the sentence graph
+                    one = slice(number, number + 1)
+                    text = super()._translate(source[one], mask[one], settings, None)["sequences"][0].tolist()
+                texts[int(rows[number])] = text
         longest, padding = max(1, *map(len, texts)), self.config.pad_token_id
         return {"sequences": torch.tensor([text + [padding] * (longest - len(text)) for text in texts])}
 
@@ -358,55 +395,71 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         )
         return {"max_nfe": most, "tol": least}
 
-    def _translate_sentence(
+    def _translate_sentences(
         self, source: Tensor, mask: Tensor, settings: DeqNarGenerationConfig, options: dict[str, Tensor]
-    ) -> list[int] | None:
-        """Tokens of the translation; None if the residual has not decreased and the general solver must be used."""
+    ) -> list[list[int] | None]:
+        """Tokens of the translations of sentences of one length; None if the residual has not decreased and the general
+        solver must be used.
+        """
         inputs, words = {"input_ids": source, **options}, None
         if self.model.shortlist is not None:
             words = self.model._words(source, mask, settings.shortlist is not False)
-            inputs["words"] = words.tokens
+            inputs |= named(words)
         searched = settings.ctc_beam_size > 1
-        if searched and words is not None and len(words.tokens) < CANDIDATES:
-            return None
+        if searched and words is not None and int((~words.outside).sum(dim=2).min()) < CANDIDATES:
+            return [None] * len(source)
         names = ["log_probabilities", "candidates"] if searched else self.length_model.sentence_outputs(settings)
-        *read, residual, before = self.sentence(
-            inputs, [*names, "residual", "residual_before" if options else "residual"]
-        )
-        if not float(residual) < (float(before) if options else NO_RESIDUAL):
-            return None
-        if searched:
-            return self._search(*read, words, settings)
-        outputs = {name: output[0].numpy() for name, output in zip(names, read, strict=True)}
-        return self.length_model.sentence_text(outputs, settings)
+        found = self.sentence(inputs, [*names, *(["residual", "residual_before"] if options else [])])
+        read = [output.numpy() for output in found[: len(names)]]
+        decreased = (found[-2] < found[-1]).tolist() if options else [True] * len(source)
+        texts: list[list[int] | None] = [None] * len(source)
+        solved = [row for row, successful in enumerate(decreased) if successful]
+        if searched and solved:
+            chosen = (output if len(solved) == len(source) else output[solved] for output in read)
+            for row, text in zip(solved, self._search(*chosen, words, settings), strict=True):
+                texts[row] = text
+            return texts
+        for row in solved:
+            outputs = {name: output[row] for name, output in zip(names, read, strict=True)}
+            texts[row] = self.length_model.sentence_text(outputs, settings)
+        return texts
 
     def _search(
-        self, log_probabilities: Tensor, candidates: Tensor, words: Words | None, settings: DeqNarGenerationConfig
-    ) -> list[int] | None:
-        """The text of a beam with the best mean log-probability, or the best score of a beam with n-grams; None if one
-        is longer than max_length.
+        self,
+        log_probabilities: numpy.ndarray,
+        candidates: numpy.ndarray,
+        words: Words | None,
+        settings: DeqNarGenerationConfig,
+    ) -> list[list[int] | None]:
+        """Of every row the text with the best mean log-probability, or the best score with n-grams; None if a text of
+        its beam is longer than max_length.
         """
-        blank, fluency = self.config.blank_token_id, self._fluency(settings)
-        names = None if words is None else words.tokens.tolist()
-        added, of_end = (None, None) if fluency is None else fluency.one_by_one(names)
-        texts = prefix_beam_of_sentence(
-            log_probabilities[0].numpy(),
-            candidates[0].numpy(),
-            blank if words is None else words.places([blank])[0],
+        rows, canvas, _ = log_probabilities.shape
+        fluency = self._fluency(settings)
+        blank, names = self.config.blank_token_id, None
+        if words is not None:
+            blank, names = words.places([blank])[0], words.tokens.numpy()
+        search = prefix_beams_by_sentence if rows < NUMPY_ROWS else prefix_beams_by_batch
+        texts, counts, scores = search(
+            log_probabilities,
+            candidates,
+            numpy.full(rows, canvas),
+            blank,
             settings.ctc_beam_size,
-            added,
-            settings.token_bonus,
+            fluency,
             0.0 if fluency is None else MIN_PROB,
+            names,
         )
-        if max(len(text) for text, _ in texts) > settings.max_length:
-            return None
-
-        def rank(entry: tuple[tuple[int, ...], float]) -> float:
-            text, score = entry
-            return score / max(1, len(text)) if of_end is None else score + of_end(text)
-
-        best, _ = max(texts, key=rank)
-        return list(best) if words is None else words.tokens[list(best)].tolist()
+        texts = texts if names is None else names[texts]
+        if fluency is None:
+            scores = scores / numpy.maximum(counts, 1)
+        else:
+            scores = scores + fluency.of_end(torch.from_numpy(texts), torch.from_numpy(counts)).numpy()
+        best = scores.argmax(axis=1).tolist()
+        fits = (counts.max(axis=1) <= settings.max_length).tolist()
+        return [
+            texts[row, place, : counts[row, place]].tolist() if fits[row] else None for row, place in enumerate(best)
+        ]
 
     def read_tokens(self, features: Tensor, words: Words | None = None) -> Tensor:
         if not features.sum().isfinite():
@@ -422,14 +475,8 @@ class DeqNarOnnxModel(nn.Module, DeqNarGenerationMixin):
         return found[0], found[1], found[2] if words is None else words.spread(found[2], self.config)
 
     def _read(self, features: Tensor, words: Words | None, outputs: list[str]) -> list[Tensor]:
-        """Call the head, row by row if sentences are processed one by one; padding is zero and changes no scale."""
-        if not self.model.one_by_one or len(features) == 1:
-            return self.head({"features": features, **named(words)}, outputs)
-        parts = []
-        for row in range(len(features)):
-            row_words = None if words is None else words.of_row(row)
-            parts.append(self.head({"features": features[row : row + 1], **named(row_words)}, outputs))
-        return [torch.cat(several) for several in zip(*parts, strict=True)]
+        """Call the head; no position depends on another one."""
+        return self.head({"features": features, **named(words)}, outputs)
 
 
 __all__ = ["DeqNarOnnxModel"]

@@ -1,13 +1,14 @@
-"""The sentence graph: translates a single sentence from tokens to tokens in one call, for low latency.
+"""The sentence graph: translates sentences of one length from tokens to tokens in one call.
 
 For one sentence the overhead of calling several graphs is as long as the graphs themselves. This graph joins them: a
-loop repeats z ← f(z) until the residual is below the tolerance. There is a single row and no padding, hence no masks.
-The loop is Picard iteration, which all solvers are for two evaluations; it ends early if the residual does not
-decrease, then the runtime uses the general solver. As in `graphs.py`, the parts call `encode_source`, `inject` and the
-transition instead of `prepare`, `lay_out` and `solve`, whose checks of values cannot be exported.
+loop repeats z ← f(z) for every row until its residual is below the tolerance. All rows have the same length, hence
+there are neither padding nor masks. The loop is Picard iteration, which all solvers are for two evaluations; for a row
+it ends early if the residual does not decrease, then the runtime uses the general solver. As in `graphs.py`, the parts
+call `encode_source`, `inject` and the transition instead of `prepare`, `lay_out` and `solve`, whose checks of values
+cannot be exported.
 
-    opening   tokens → z = 0, u, keys and values of every decoder layer
-    step      z, u, keys, values → f(z), ‖f(z) − z‖ / ‖f(z)‖
+    opening   tokens → z = 0 and the figures of every row, u, keys and values of every decoder layer
+    step      z, figures, u, keys, values → f(z) and the figures of every row that is active, whether any still is
     reading   features → the most likely tokens, and the inputs of a beam search
 """
 
@@ -24,6 +25,10 @@ from ..models.deqnar.shortlist import Words, never_written
 from ..models.deqnar.transition_deqnar import Context, transition_class
 
 PARTS = ("opening", "step", "reading")
+CARRIED = ("state", "residual", "residual_before", "nfe", "active")  # through the loop
+KINDS_CARRIED = ("FLOAT", "FLOAT", "FLOAT", "INT64", "BOOL")
+FIGURES = {"residual": "FLOAT", "residual_before": "FLOAT", "nfe": "INT64"}  # outputs of the joined graph
+STARTS = ("start", "no_residual", "no_residual_before", "no_nfe", "all_active")  # their initial values
 READ = ["tokens", "log_probabilities", "candidates"]
 NO_RESIDUAL = float("inf")  # before the first evaluation
 WIDEST_BEAM = 5  # largest beam supported by the sentence graph
@@ -36,7 +41,7 @@ def has_sentence_graph(config: Any) -> bool:
 
 
 class OpeningGraph(nn.Module):
-    """tokens → the initial state, u, key and value of every decoder layer."""
+    """tokens → the initial state and figures, u, key and value of every decoder layer."""
 
     def __init__(self, core: DeqNarModel) -> None:
         super().__init__()
@@ -45,29 +50,60 @@ class OpeningGraph(nn.Module):
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         core = self.core
         source = core.encode_source(input_ids, None)
-        shape = (1, input_ids.shape[1] * core.config.upsampling)
+        shape = (input_ids.shape[0], input_ids.shape[1] * core.config.upsampling)
         canvas = torch.full(shape, core.config.mask_token_id, dtype=torch.long)
         canvas_mask, source_mask = (torch.ones_like(tokens, dtype=torch.bool) for tokens in (canvas, input_ids))
         injection = core.inject(canvas, canvas_mask, source.encoder_states, source_mask)
-        return (torch.zeros_like(injection), injection, *(part for pair in source.keys_values for part in pair))
+        residual = torch.full(shape[:1], NO_RESIDUAL)
+        nfe = torch.zeros(shape[:1], dtype=torch.long)
+        start = (torch.zeros_like(injection), residual, residual.clone(), nfe, nfe == 0)
+        return (*start, injection, *(part for pair in source.keys_values for part in pair))
 
 
-class StepGraph(nn.Module):
-    """z, u, keys, values and, for a mixed model with a shortlist, words → f(z) and its residual."""
+class SingleStepGraph(nn.Module):
+    """z, u, keys, values and, if tokens of a shortlist are predicted, words → f(z)."""
 
     def __init__(self, core: DeqNarModel) -> None:
         super().__init__()
         self.core = core
 
-    def forward(self, state: Tensor, injection: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, state: Tensor, injection: Tensor, *rest: Tensor) -> Tensor:
         core, count = self.core, 2 * len(self.core.transition.layers)
         memory, words = list(zip(rest[:count:2], rest[1:count:2], strict=True)), rest[count:]
         embedding = core.shared.weight[words[0]] if words else core.shared.weight
-        listed = Words(words[0], None) if words else None
+        listed = Words(*words) if words else None
         fields = (embedding, core.embedding_scale, listed, core.link_head)
-        context = Context(injection, None, memory, None, None, None, *fields)
-        value = core.transition(state, context)
-        return value, (value - state).norm() / value.norm().clamp_min(1e-12)
+        return core.transition(state, Context(injection, None, memory, None, None, None, *fields))
+
+
+class StepGraph(SingleStepGraph):
+    """One evaluation for the rows that are active; the others keep their state and figures.
+
+    A row stays active while its residual ‖f(z) − z‖ / ‖f(z)‖ is not below the tolerance and decreases.
+    """
+
+    def forward(
+        self,
+        state: Tensor,
+        residual: Tensor,
+        residual_before: Tensor,
+        nfe: Tensor,
+        active: Tensor,
+        tol: Tensor,
+        injection: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        value = super().forward(state, injection, *rest)
+        measured = (value - state).norm(dim=(1, 2)) / value.norm(dim=(1, 2)).clamp_min(1e-12)
+        following = active & (measured >= tol) & (measured < residual)
+        return (
+            torch.where(active[:, None, None], value, state),
+            torch.where(active, measured, residual),
+            torch.where(active, residual, residual_before),
+            nfe + active.long(),
+            following,
+            following.any(),
+        )
 
 
 class ReadingGraph(nn.Module):
@@ -82,14 +118,16 @@ class ReadingGraph(nn.Module):
         bias[never_written(model.config)] = float("-inf")
         self.register_buffer("bias", bias)
 
-    def logits(self, features: Tensor, words: Tensor | None) -> Tensor:
-        """Logits of all tokens or of the shortlist; −∞ for tokens that are never generated."""
+    def logits(self, features: Tensor, words: Tensor | None, outside: Tensor | None) -> Tensor:
+        """Logits of all tokens or of the shortlist; −∞ for tokens that are never generated or not listed."""
         if words is None:
             return functional.linear(features, self.weight, self.bias)
-        return functional.linear(features, self.weight[words], self.bias[words])
+        return Words(words, outside).hide(functional.linear(features, self.weight[words], self.bias[words]))
 
-    def forward(self, features: Tensor, words: Tensor | None = None) -> tuple[Tensor, ...]:
-        logits = self.logits(features, words)
+    def forward(
+        self, features: Tensor, words: Tensor | None = None, outside: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        logits = self.logits(features, words, outside)
         best = logits.argmax(dim=-1)
         candidates = logits.topk(min(CANDIDATES, len(self.weight)), dim=-1).indices
         return best if words is None else words[best], logits.log_softmax(dim=-1), candidates
@@ -102,8 +140,10 @@ class GraphReadingGraph(ReadingGraph):
         super().__init__(model)
         self.link_head = model.model.link_head
 
-    def forward(self, features: Tensor, words: Tensor | None = None) -> tuple[Tensor, ...]:
-        tokens, log_probs, candidates = super().forward(features, words)
+    def forward(
+        self, features: Tensor, words: Tensor | None = None, outside: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        tokens, log_probs, candidates = super().forward(features, words, outside)
         return tokens, log_probs, candidates, self.link_head(features, None), log_probs.amax(dim=-1)
 
 
@@ -117,9 +157,9 @@ def reading_graph(model: DeqNarForConditionalGeneration) -> tuple[ReadingGraph, 
 def join_parts(folder: Path, target: Path, repeats: bool) -> None:
     """Join the three graphs in a folder to one.
 
-    Its inputs are `input_ids`, `words` of a model with a shortlist and, if `repeats`, `max_nfe` and `tol`; its outputs
-    `tokens`, `log_probabilities`, `candidates`, of a graph `log_links` and `scores`, `residual` and, if `repeats`,
-    `residual_before` and `nfe`.
+    Its inputs are `input_ids`, `words` and `outside` of a model with a shortlist and, if `repeats`, `max_nfe` and
+    `tol`; its outputs `tokens`, `log_probabilities`, `candidates`, of a graph `log_links` and `scores` and, if
+    `repeats`, `residual`, `residual_before` and `nfe` of every row.
     """
     import onnx
     from onnx import helper
@@ -128,10 +168,10 @@ def join_parts(folder: Path, target: Path, repeats: bool) -> None:
     parts = [private_names(model.graph, name) for name, model in models.items()]
     opening, step, reading = parts
     inputs = list({one.name: one for part in parts for one in part.input if is_graph_input(one.name)}.values())
-    outputs, middle, weights = [*reading.output, scalar("residual", "FLOAT")], list(step.node), list(step.initializer)
+    outputs, middle, weights = list(reading.output), list(step.node), list(step.initializer)
     if repeats:
-        inputs += [scalar("max_nfe", "INT64"), scalar("tol", "FLOAT")]
-        outputs += [scalar("residual_before", "FLOAT"), scalar("nfe", "INT64")]
+        inputs.append(value_info("max_nfe", "INT64", []))
+        outputs += [value_info(name, kind, ["rows"]) for name, kind in FIGURES.items()]
         loop, weights = repeated(step)
         middle = [loop]
     graph = helper.make_graph(
@@ -151,63 +191,38 @@ def join_parts(folder: Path, target: Path, repeats: bool) -> None:
 
 
 def repeated(step: Any) -> tuple[Any, list[Any]]:
-    """A loop over the step, from `start` to `features`, and its initial constants.
+    """A loop over the step, from `start` to `features`, and its initial constant.
 
-    It repeats while the residual decreases and is not below the tolerance, for at most `max_nfe` evaluations.
+    It repeats while a row is active, for at most `max_nfe` evaluations.
     """
     from onnx import TensorProto, helper
 
     body = helper.make_graph(
-        [
-            *step.node,
-            helper.make_node("GreaterOrEqual", ["residual_now", "tol"], ["moving"]),
-            helper.make_node("Less", ["residual_now", "residual_then"], ["falling"]),
-            helper.make_node("And", ["moving", "falling"], ["again"]),
-            helper.make_node("Add", ["count_then", "one"], ["count_now"]),
-            helper.make_node("Identity", ["residual_then"], ["residual_kept"]),
-        ],
+        list(step.node),
         "evaluation",
-        [
-            scalar("evaluation", "INT64"),
-            scalar("started", "BOOL"),
-            *carried("state", "residual_then", "residual_older", "count_then"),
-        ],
-        [scalar("again", "BOOL"), *carried("value", "residual_now", "residual_kept", "count_now")],
+        [value_info("evaluation", "INT64", []), value_info("started", "BOOL", []), *carried("")],
+        [value_info("again", "BOOL", []), *carried("next_")],
         list(step.initializer),
     )
-    loop = helper.make_node(
-        "Loop",
-        ["max_nfe", "yes", "start", "no_residual", "no_residual", "zero"],
-        ["features", "residual", "residual_before", "nfe"],
-        body=body,
-    )
-    constants = [
-        helper.make_tensor("one", TensorProto.INT64, [], [1]),
-        helper.make_tensor("zero", TensorProto.INT64, [], [0]),
-        helper.make_tensor("no_residual", TensorProto.FLOAT, [], [NO_RESIDUAL]),
-        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
-    ]
-    return loop, constants
+    loop = helper.make_node("Loop", ["max_nfe", "yes", *STARTS], ["features", *FIGURES, "still_active"], body=body)
+    return loop, [helper.make_tensor("yes", TensorProto.BOOL, [], [True])]
 
 
-def scalar(name: str, kind: str) -> Any:
-    """A scalar input or output of a graph."""
+def value_info(name: str, kind: str, shape: list[str] | None) -> Any:
+    """An input or output of a graph; without a shape if that is None."""
     from onnx import TensorProto, helper
 
-    return helper.make_tensor_value_info(name, TensorProto.DataType.Value(kind), [])
+    return helper.make_tensor_value_info(name, TensorProto.DataType.Value(kind), shape)
 
 
 def is_graph_input(name: str) -> bool:
     """Whether an input of a part is an input of the joined graph; the others come from the preceding part."""
-    return name in ("input_ids", "words")
+    return name in ("input_ids", "words", "outside", "tol")
 
 
-def carried(state: str, residual: str, residual_before: str, count: str) -> list[Any]:
-    """Loop-carried values; the shape of the state is dynamic."""
-    from onnx import TensorProto, helper
-
-    shapeless = helper.make_tensor_value_info(state, TensorProto.FLOAT, None)
-    return [shapeless, scalar(residual, "FLOAT"), scalar(residual_before, "FLOAT"), scalar(count, "INT64")]
+def carried(prefix: str) -> list[Any]:
+    """Values carried through the loop; their shapes are dynamic."""
+    return [value_info(f"{prefix}{name}", kind, None) for name, kind in zip(CARRIED, KINDS_CARRIED, strict=True)]
 
 
 def private_names(graph: Any, part: str) -> Any:

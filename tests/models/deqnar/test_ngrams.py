@@ -3,14 +3,20 @@
 import itertools
 import math
 
+import numpy
 import pytest
 import torch
 
 from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.data.ngram_counts import add_ngrams, learn_ngrams
 from hf_deqnar.models.deqnar import lengths
-from hf_deqnar.models.deqnar.ctc import prefix_beam_of_sentence, prefix_beam_search
-from hf_deqnar.models.deqnar.ngrams import Fluency
+from hf_deqnar.models.deqnar.ctc_beam_search import (
+    prefix_beam_of_sentence,
+    prefix_beam_search,
+    prefix_beams_by_batch,
+    prefix_beams_by_sentence,
+)
+from hf_deqnar.models.deqnar.ngrams import Fluency, HashIndex
 
 from ...conftest import random_sentences, small_model
 
@@ -160,14 +166,54 @@ def test_unsupported_ngram_options_are_refused():
         without_ngrams.generate(**batch, ngram_weight=0.2, ctc_beam_size=3)
 
 
+@pytest.mark.parametrize("least_chance", [0.0, 0.02])
+@pytest.mark.parametrize("order", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_search_in_numpy_agrees_with_search_by_sentence(seed, order, least_chance):
+    language, vocabulary, beam_size = fluency(order=order), 40, 4
+    log_probabilities = unsure(seed, 6, 9, vocabulary)
+    candidates = log_probabilities.topk(2 * beam_size + 1, dim=-1).indices
+    arrays = (log_probabilities.numpy(), candidates.numpy(), numpy.array([9, 8, 3, 9, 1, 5]))
+    question = (*arrays, BLANK, beam_size, language, least_chance)
+    expected, found = prefix_beams_by_sentence(*question), prefix_beams_by_batch(*question)
+    for one, other in zip(expected[:2], found[:2], strict=True):
+        numpy.testing.assert_array_equal(other, one)
+    numpy.testing.assert_allclose(found[2], expected[2], atol=1e-5)
+    # The same words in another order, as on a shortlist.
+    names = torch.randperm(vocabulary, generator=torch.Generator().manual_seed(seed)).numpy()
+    places = numpy.argsort(names)
+    listed = (arrays[0][:, :, names], places[arrays[1]], arrays[2], int(places[BLANK]), *question[4:], names)
+    for search in (prefix_beams_by_sentence, prefix_beams_by_batch):
+        texts, counts, scores = search(*listed)
+        numpy.testing.assert_array_equal(counts, expected[1])
+        numpy.testing.assert_array_equal(numpy.where(texts < 0, -1, names[texts]), expected[0])
+        numpy.testing.assert_allclose(scores, expected[2], atol=1e-5)
+
+
+def test_hashes_are_found_by_their_first_bits():
+    generator = numpy.random.default_rng(0)
+    limits = numpy.iinfo(numpy.int64)
+    for count in (1, 2, 1000):
+        keys = numpy.unique(generator.integers(limits.min, limits.max, count, endpoint=True))
+        hashes = numpy.concatenate([keys, generator.integers(limits.min, limits.max, 500), [limits.min, limits.max]])
+        places, listed = HashIndex(keys)(hashes)
+        numpy.testing.assert_array_equal(listed, numpy.isin(hashes, keys))
+        numpy.testing.assert_array_equal(keys[places[listed]], hashes[listed])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batched_beam_search_agrees_with_search_by_sentence(monkeypatch, dtype):
+def test_search_on_a_cpu_agrees_with_that_of_tensors(monkeypatch, dtype):
     model, batch = with_ngrams().to(dtype), source()
-    by_sentence = model.generate(**batch, return_dict_in_generate=True)
-    monkeypatch.setattr(lengths, "search_by_sentence", lambda values: False)
+    on_cpu = model.generate(**batch, return_dict_in_generate=True)
+
+    def with_tensors(log_probs, row_lengths, blank, beam_size, padding, fluency, least_chance):
+        options = {"added": fluency, "least_chance": least_chance}
+        return prefix_beam_search(log_probs, row_lengths, blank, beam_size, padding, **options)
+
+    monkeypatch.setattr(lengths, "prefix_beams_on_cpu", with_tensors)
     batched = model.generate(**batch, return_dict_in_generate=True)
-    assert torch.equal(by_sentence.sequences, batched.sequences)
-    torch.testing.assert_close(by_sentence.sequences_scores, batched.sequences_scores, rtol=1e-4, atol=1e-4)
+    assert torch.equal(on_cpu.sequences, batched.sequences)
+    torch.testing.assert_close(on_cpu.sequences_scores, batched.sequences_scores, rtol=1e-4, atol=1e-4)
 
 
 def test_reranker_does_not_select_unfilled_beam_entries(monkeypatch):

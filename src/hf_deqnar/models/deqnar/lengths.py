@@ -21,11 +21,10 @@ from .ctc import (
     ctc_of_log_probs,
     full_precision,
     needed_canvas,
-    prefix_beam_search,
-    prefix_beams_by_sentence,
     starts_of_runs,
     viterbi_path,
 )
+from .ctc_beam_search import prefix_beam_search, prefix_beams_on_cpu
 from .dag import (
     GatedLinks,
     best_alignment,
@@ -438,13 +437,10 @@ class CtcLength(UpsampledLength):
         padding = self.config.pad_token_id
         assert padding is not None  # checked by the configuration
         inputs = (log_probs, lengths, self.config.blank_token_id, settings.ctc_beam_size, padding)
-        if not search_by_sentence(log_probs):
-            tokens, counts, ranking = prefix_beam_search(*inputs, added=fluency, least_chance=least)
+        if log_probs.device.type == "cpu":
+            tokens, counts, ranking = prefix_beams_on_cpu(*inputs, fluency, least)
         else:
-            added = None if fluency is None else fluency.one_by_one()[0]
-            tokens, counts, ranking = prefix_beams_by_sentence(
-                *inputs, added=added, most_added=settings.token_bonus, least_chance=least
-            )
+            tokens, counts, ranking = prefix_beam_search(*inputs, added=fluency, least_chance=least)
         found = ranking if fluency is None else ranking - fluency.of_text(tokens, counts)
         # Without n-grams texts are ranked per token, because sums favour short ones; token_bonus corrects for it.
         ranking = found / counts.clamp_min(1) if fluency is None else ranking + fluency.of_end(tokens, counts)
@@ -686,11 +682,6 @@ def end_of(of_end: Callable[[tuple[int, ...]], float], end: int) -> Callable[[tu
         return 0.0 if text and text[-1] == end else of_end(text)
 
     return term
-
-
-def search_by_sentence(values: Tensor) -> bool:
-    """Whether to search row by row: on a CPU, to avoid the overhead of tensor operations."""
-    return values.device.type == "cpu"
 
 
 LENGTH_MODELS: dict[str, type[LengthModel]] = {"predict": PredictedLength, "ctc": CtcLength, "dag": DagLength}

@@ -9,17 +9,19 @@ KenLM is not used: its Python package needs a compiler, and its files could not 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .ctc import extend_hash
+from .ctc_beam_search import extend_hash
 
 MIN_PROB = 1e-3  # minimum probability of tokens in a search with n-grams; less likely tokens are rarely selected
 NO_TOKEN = -1  # placeholder before the start of a text
 TWO_TO_64 = 1 << 64
+SIGN = numpy.uint64(1 << 63)  # numbers without sign, after an exclusive or with it, have the order of those with sign
 
 
 class Ngrams(nn.Module):
@@ -46,6 +48,7 @@ class Ngrams(nn.Module):
         self.register_buffer("backoffs", torch.zeros(entries))  # log b
         self.register_buffer("first_chances", torch.zeros(vocabulary))  # of single tokens
         self.register_buffer("first_backoffs", torch.zeros(vocabulary))
+        self._index: tuple[Tensor, HashIndex] | None = None  # keys, and their index
 
     @property
     def learned(self) -> bool:
@@ -110,6 +113,63 @@ class Ngrams(nn.Module):
 
         return log_chance
 
+    def by_array(self) -> Callable[[numpy.ndarray, numpy.ndarray], numpy.ndarray]:
+        """`forward` in NumPy: contexts (n × (order − 1)), tokens (n) → log p."""
+        tables = (self.chances, self.backoffs, self.first_chances, self.first_backoffs)
+        chances, backoffs, first_chances, first_backoffs = (table.float().numpy() for table in tables)
+        if self._index is None or self._index[0] is not self.keys:
+            self._index = self.keys, HashIndex(self.keys.numpy())
+        find = self._index[1]
+
+        def log_chances(contexts: numpy.ndarray, tokens: numpy.ndarray) -> numpy.ndarray:
+            found = first_chances[tokens]
+            for size in range(1, self.order):
+                context = contexts[:, contexts.shape[1] - size :]
+                hashes = numpy.zeros_like(tokens)
+                for number in range(size):
+                    hashes = extend_hash(hashes, context[:, number])
+                if size == 1:
+                    backoff = first_backoffs[numpy.maximum(context[:, 0], 0)]
+                else:
+                    place, listed = find(hashes)
+                    backoff = numpy.where(listed, backoffs[place], numpy.float32(0))
+                place, listed = find(extend_hash(hashes, tokens))
+                longer = numpy.where(listed, chances[place], found + backoff)
+                found = numpy.where(context[:, 0] == NO_TOKEN, found, longer)
+            return found
+
+        return log_chances
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self._index = None  # the keys are replaced in place
+        super()._load_from_state_dict(*arguments, **options)
+
+
+class HashIndex:
+    """Finds hashes in ascending keys: hashes → places, and whether the key there is the hash.
+
+    Hashes are evenly distributed. Their first bits tell the place to within a few keys, which is several times as fast
+    as a binary search.
+
+    >>> HashIndex(numpy.array([-5, 3, 8]))(numpy.array([3, 4]))
+    (array([1, 2]), array([ True, False]))
+    """
+
+    def __init__(self, keys: numpy.ndarray) -> None:
+        bits = max(1, (len(keys) - 1).bit_length())
+        self.shift = numpy.uint64(64 - bits)
+        buckets = numpy.arange(1 << bits, dtype=numpy.uint64) << self.shift
+        self.starts = (keys.view(numpy.uint64) ^ SIGN).searchsorted(buckets)
+        self.largest_bucket = int(numpy.diff(self.starts, append=len(keys)).max())
+        self.keys, self.bounded = keys, numpy.append(keys, numpy.iinfo(numpy.int64).max)
+
+    def __call__(self, hashes: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+        place = self.starts[(hashes.view(numpy.uint64) ^ SIGN) >> self.shift]
+        for _ in range(self.largest_bucket):
+            place = place + (self.bounded[place] < hashes)
+        place = numpy.minimum(place, len(self.keys) - 1)
+        return place, self.keys[place] == hashes
+
 
 @dataclass
 class Fluency:
@@ -146,23 +206,40 @@ class Fluency:
         tokens = torch.where(places == -1, self.end, tokens)
         return tokens.masked_fill(places < -1, NO_TOKEN)
 
-    def one_by_one(self, names: list[int] | None = None) -> tuple[Callable, Callable]:
+    def by_array(self, names: numpy.ndarray | None = None) -> tuple[numpy.ndarray, Callable]:
+        """The context before a text, and contexts (n × (order − 1)), tokens (n) → terms of the tokens.
+
+        Args:
+            names: token ids of the indices 0, 1, … of the search, which are in contexts as well, except the one before
+                a text. Default: the indices are token ids.
+        """
+        log_chances, before = self.ngrams.by_array(), self.ngrams.order - 1
+        # Before a text: no token, and the end. With names, both have indices beyond them.
+        start = numpy.array([NO_TOKEN] * (before - 1) + [self.end])
+        if names is None:
+            return start, lambda contexts, tokens: self.weight * log_chances(contexts, tokens) + self.bonus
+        start = numpy.array([len(names)] * (before - 1) + [len(names) + 1])
+        named = numpy.append(names, [NO_TOKEN, self.end])
+        return start, lambda contexts, tokens: self.weight * log_chances(named[contexts], named[tokens]) + self.bonus
+
+    def one_by_one(self, names: numpy.ndarray | None = None) -> tuple[Callable, Callable]:
         """For one token at a time, with Python floats: (prefix, token) → term of the token, prefix → term of its end.
 
         Args:
             names: token ids of the indices 0, 1, … of the search. Default: the indices are token ids.
         """
         before, log_chance = self.ngrams.order - 1, self.ngrams.one_by_one()
+        listed = None if names is None else names.tolist()
         cache: dict[tuple[tuple[int, ...], int], float] = {}
 
         def context_of(prefix: tuple[int, ...]) -> tuple[int, ...]:
-            last = prefix[-before:] if names is None else tuple(names[place] for place in prefix[-before:])
+            last = prefix[-before:] if listed is None else tuple(listed[place] for place in prefix[-before:])
             return last if len(last) == before else (self.end, *last)
 
         def of_token(prefix: tuple[int, ...], token: int) -> float:
             key = prefix[-before:], token
             if len(prefix) < before or key not in cache:
-                chance = log_chance(context_of(prefix), token if names is None else names[token])
+                chance = log_chance(context_of(prefix), token if listed is None else listed[token])
                 cache[key] = self.weight * chance + self.bonus
             return cache[key]
 

@@ -55,15 +55,16 @@ class Source:
             words=None if self.words is None else self.words.select(rows),
         )
 
-    def row(self, row: int, length: int) -> "Source":
-        """One sentence without padding, and with a shortlist of its own."""
-        one = self.select(torch.tensor([row], device=self.mask.device))
+    def rows(self, rows: Tensor, length: int) -> "Source":
+        """Sentences of one length, without padding; a single one with a shortlist of its own."""
+        some = self.select(rows)
+        words = some.words if some.words is None or len(rows) > 1 else some.words.of_row(0)
         return replace(
-            one,
-            mask=one.mask[:, :length],
-            encoder_states=None if one.encoder_states is None else one.encoder_states[:, :length],
-            keys_values=[(key[:, :, :length], value[:, :, :length]) for key, value in one.keys_values],
-            words=None if self.words is None else self.words.of_row(row),
+            some,
+            mask=some.mask[:, :length],
+            encoder_states=None if some.encoder_states is None else some.encoder_states[:, :length],
+            keys_values=[(key[:, :, :length], value[:, :, :length]) for key, value in some.keys_values],
+            words=words,
         )
 
 

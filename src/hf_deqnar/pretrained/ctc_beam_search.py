@@ -1,0 +1,1 @@
+../models/deqnar/ctc_beam_search.py
