@@ -8,7 +8,7 @@ STYLE = """
 .deqnar-draft { font-size: 1.15rem; line-height: 2; overflow-wrap: anywhere; }
 .deqnar-word { border-bottom: 3px solid hsl(var(--hue) 65% 50%); margin-right: .3em; white-space: nowrap; }
 .deqnar-word sub { opacity: .75; font-size: .65em; }
-.deqnar-curve { width: 100%; max-width: 640px; height: auto; color: inherit; }
+.deqnar-curve { width: 100%; max-width: 560px; height: auto; color: inherit; }
 .deqnar-curve text { font: 12px system-ui, sans-serif; fill: currentColor; }
 .deqnar-figures { border-collapse: collapse; width: 100%; }
 .deqnar-figures td, .deqnar-figures th { padding: .2em .6em; text-align: left; overflow-wrap: anywhere; }
@@ -50,9 +50,9 @@ def draft_html(drafts: list[list[str]], evaluations: int) -> str:
     return " ".join(words)
 
 
-def curve_svg(residuals: list[float], evaluations: int, tol: float) -> str:
+def curve_svg(residuals: list[float], evaluations: int, tol: float, title: str = "Relative residual") -> str:
     """The relative residual against the number of evaluations, on a logarithmic scale, with the tolerance."""
-    width, height, left, bottom = 640, 220, 60, 30
+    width, height, left, bottom, above = 420, 200, 46, 44, 28
     known = [max(value, 1e-12) for value in residuals]
     top = math.ceil(max(map(math.log10, [*known, tol, 1e-12]))) if known else 0
     low = min(math.floor(min(map(math.log10, [*known, tol]))), top - 1)
@@ -61,11 +61,13 @@ def curve_svg(residuals: list[float], evaluations: int, tol: float) -> str:
         return left + (width - left - 10) * (evaluation - 1) / max(1, evaluations - 1)
 
     def down(value: float) -> float:
-        return 10 + (height - bottom - 10) * (top - math.log10(value)) / (top - low)
+        return above + (height - bottom - above) * (top - math.log10(value)) / (top - low)
 
     parts = [
         f'<svg class="deqnar-curve" viewBox="0 0 {width} {height}" role="img" aria-label="Relative residual '
-        f'after each of {len(known)} evaluations, on a logarithmic scale">'
+        f'after each of {len(known)} evaluations, on a logarithmic scale">',
+        f'<text x="{left}" y="14">{html.escape(title)}</text>',
+        f'<text x="{width - 10}" y="{height - 6}" text-anchor="end">evaluations of the decoder</text>',
     ]
     for power in range(low, top + 1):
         y = down(10.0**power)
@@ -84,7 +86,7 @@ def curve_svg(residuals: list[float], evaluations: int, tol: float) -> str:
     parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="hsl(210 80% 50%)"/>' for x, y in points]
     step = max(1, evaluations // 10)
     for number in range(1, evaluations + 1, step):
-        parts.append(f'<text x="{across(number):.1f}" y="{height - 10}" text-anchor="middle">{number}</text>')
+        parts.append(f'<text x="{across(number):.1f}" y="{height - bottom + 18}" text-anchor="middle">{number}</text>')
     return "".join([*parts, "</svg>"])
 
 

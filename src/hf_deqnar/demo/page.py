@@ -134,10 +134,17 @@ def show_drafts(solves: list[Solve], step: int) -> str:
     return "".join(f'<p class="deqnar-draft">{line}</p>' for line in lines)
 
 
+def curve_title(number: int, count: int) -> str:
+    """The heading of the curve of a sentence."""
+    return "Relative residual" if count == 1 else f"Sentence {number}: relative residual"
+
+
 def show_curve(solves: list[Solve], step: int, tolerance: float) -> str:
     """The residual curves of all sentences."""
     return "".join(
-        curve_svg(solve.residuals[:step], len(solve.residuals), tolerance) for solve in solves if solve.residuals
+        curve_svg(solve.residuals[:step], len(solve.residuals), tolerance, curve_title(number, len(solves)))
+        for number, solve in enumerate(solves, start=1)
+        if solve.residuals
     )
 
 
