@@ -21,9 +21,11 @@ from transformers import AutoModelForSeq2SeqLM
 folder = sys.argv[1]
 model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float64)
 assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
+tokens = torch.tensor(json.loads(sys.argv[2]))
 with torch.no_grad():
-    out = model(input_ids=torch.tensor(json.loads(sys.argv[2])))
-print(json.dumps({"logits": out.logits.tolist(), "nfe": out.nfe.tolist()}))
+    out = model(input_ids=tokens)
+texts = model.generate(input_ids=tokens, **json.loads(sys.argv[3]))
+print(json.dumps({"logits": out.logits.tolist(), "nfe": out.nfe.tolist(), "texts": texts.tolist()}))
 """
 
 
@@ -65,8 +67,13 @@ def test_base_model_round_trip(tmp_path):
     assert isinstance(AutoModel.from_pretrained(tmp_path), DeqNarModel)
 
 
-def test_process_without_the_package_computes_the_same_outputs(tmp_path):
-    model = small_model(refinement="mixed", weight_norm="spectral")
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [("predict", {"length_beams": 3}), ("ctc", {"ctc_beam_size": 3}), ("dag", {"dag_beam_size": 3})],
+    ids=["predict", "ctc", "dag"],
+)
+def test_process_without_the_package_computes_the_same_outputs(tmp_path, length, options):
+    model = small_model(refinement="mixed", weight_norm="spectral", length=length)
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
@@ -74,7 +81,7 @@ def test_process_without_the_package_computes_the_same_outputs(tmp_path):
     sentences = padded(random_sentences(4))
     environment = {**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(folder), json.dumps(sentences.tolist())],
+        [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(folder), json.dumps(sentences.tolist()), json.dumps(options)],
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -82,6 +89,7 @@ def test_process_without_the_package_computes_the_same_outputs(tmp_path):
     with torch.no_grad():
         expected = model(input_ids=sentences)
     assert answer["nfe"] == expected.nfe.tolist()
+    assert answer["texts"] == model.generate(input_ids=sentences, **options).tolist()
     torch.testing.assert_close(torch.tensor(answer["logits"], dtype=torch.float64), expected.logits)
 
 
