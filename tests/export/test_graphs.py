@@ -7,7 +7,7 @@ import torch
 
 from hf_deqnar.export import graphs
 from hf_deqnar.export.graphs import INT8_TOL, check_exportable, export_model, frozen_copy, graphs_of
-from hf_deqnar.export.quantization import quantise
+from hf_deqnar.export.quantization import products_with_listed_rows, quantise
 
 from ..conftest import small_config, small_model
 from .conftest import KINDS
@@ -50,8 +50,10 @@ def test_keys_and_values_are_inputs_of_the_transition_and_only_weights_are_quant
     assert inputs["key_0"][2] == "source"
     assert cell.opset_import[0].version == graphs.OPSET
     quantised = [node.op_type for node in onnx.load(folders["int8"] / "transition.onnx").graph.node]
-    assert quantised.count("MatMul") == computed
-    assert quantised.count("MatMulIntegerToFloat") == len(products) - computed > 0
+    listed = len(products_with_listed_rows(cell.graph))  # logits of a shortlist
+    assert listed == (1 if words else 0)
+    assert quantised.count("MatMul") == computed - listed
+    assert quantised.count("MatMulIntegerToFloat") == len(products) - computed + listed > 0
     assert (folders["fp32"] / "feedback.onnx").exists() == (kind == "explicit")
 
 

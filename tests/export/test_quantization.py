@@ -108,3 +108,32 @@ def test_a_product_is_computed_within_the_precision_of_both_factors(tmp_path):
             session.run(None, {"x": beyond})[0], session.run(None, {"x": np.full_like(beyond, largest)})[0], rtol=1e-5
         )
     assert errors[True] < errors[False]
+
+
+def test_products_with_the_rows_of_a_shortlist_are_quantised(tmp_path):
+    import onnxruntime
+
+    generator = np.random.default_rng(1)
+    table = generator.normal(size=(40, 16)).astype(np.float32)
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Gather", ["table", "words"], ["rows"], name="rows"),
+            onnx.helper.make_node("Transpose", ["rows"], ["columns"], name="columns", perm=[1, 0]),
+            onnx.helper.make_node("MatMul", ["x", "columns"], ["y"], name="product"),
+        ],
+        "listed",
+        [info("x", onnx.TensorProto.FLOAT, ["rows", 16]), info("words", onnx.TensorProto.INT64, ["words"])],
+        [info("y", onnx.TensorProto.FLOAT, ["rows", "words"])],
+        [numpy_helper.from_array(table, "table")],
+    )
+    path = tmp_path / "fp32.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+    sample = {"x": generator.normal(size=(5, 16)).astype(np.float32), "words": np.array([3, 39, 0, 7])}
+    quantise(path, tmp_path / "int8.onnx", activation_ranges(path, [sample]), eight_bits=True)
+    weights = initializers(tmp_path / "int8.onnx")
+    assert "table" not in weights
+    assert weights["table_int8"].dtype == np.int8
+    (found,) = onnxruntime.InferenceSession(tmp_path / "int8.onnx").run(None, sample)
+    expected = sample["x"] @ table[sample["words"]].T
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()

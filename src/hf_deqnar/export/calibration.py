@@ -16,7 +16,7 @@ from torch import Tensor
 from ..evaluation.translation import encode_texts
 from ..models.deqnar.refinement_deqnar import Canvas
 from ..models.deqnar.text import longest_source
-from .quantization import products_with_weights, transpose_weights
+from .quantization import products_with_listed_rows, products_with_weights, transpose_weights
 from .runtime import DeqNarOnnxModel, Session
 
 Sample = dict[str, numpy.ndarray]  # inputs of one call of a graph
@@ -114,7 +114,9 @@ def activation_ranges(path: Path, samples: list[Sample]) -> Ranges:
     model = onnx.load(path)
     transpose_weights(model.graph)
     del model.graph.value_info[:]
+    listed = products_with_listed_rows(model.graph)
     activations = {product.input[0] for product in products_with_weights(model.graph)}
+    activations |= {node.input[0] for node in model.graph.node if node.output[0] in listed}
     given = {one.name for one in model.graph.input}
     computed = sorted(activations - given)
     known = {one.name for one in model.graph.output}

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..models.deqnar.configuration_deqnar import is_deqnar
 from ..models.deqnar.layers_deqnar import Positions, sinusoidal_positions
@@ -121,7 +122,7 @@ def prediction_fields(core: DeqNarModel, words: tuple[Tensor, ...]) -> tuple[Ten
     """Prediction fields of a context: the embedding of the vocabulary or shortlist, its scale, the shortlist."""
     if not words:
         return core.shared.weight, core.embedding_scale, None
-    return core.shared.weight[words[0]], core.embedding_scale, Words(*words)
+    return functional.embedding(words[0], core.shared.weight), core.embedding_scale, Words(*words)
 
 
 class FeedbackGraph(nn.Module):

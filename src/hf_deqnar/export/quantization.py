@@ -28,11 +28,12 @@ def quantise(source: Path, target: Path, ranges: dict[str, tuple[float, float]],
     graph = model.graph
     transpose_weights(graph)
     del graph.value_info[:]
-    weights = {weight.name: weight for weight in graph.initializer}
+    weights = {weight.name: numpy_helper.to_array(weight) for weight in graph.initializer if len(weight.dims) == 2}
     products = {product.output[0] for product in products_with_weights(graph)}
+    listed = products_with_listed_rows(graph)
     nodes, constants = [], {}
     for node in graph.node:
-        if node.output[0] not in products:
+        if node.output[0] not in products | listed.keys():
             nodes.append(node)
             continue
         activation, weight = node.input
@@ -41,17 +42,28 @@ def quantise(source: Path, target: Path, ranges: dict[str, tuple[float, float]],
             inputs = [activation, f"{activation}_scale", f"{activation}_zero"]
             name = f"{activation}_uint8"
             nodes.append(helper.make_node("QuantizeLinear", inputs, [name], name=name))
-        if f"{weight}_int8" not in constants:
-            found = quantise_columns(numpy_helper.to_array(weights[weight]), eight_bits)
-            constants[f"{weight}_int8"], constants[f"{weight}_scales"] = found
-            constants[f"{weight}_zeros"] = np.zeros(len(found[1]), dtype=np.int8)
-        inputs = [f"{activation}_uint8", f"{weight}_int8", f"{activation}_scale", f"{weight}_scales"]
-        inputs += [f"{activation}_zero", f"{weight}_zeros"]
+        values, scales = f"{weight}_int8", f"{weight}_scales"
+        if node.output[0] in products:
+            if values not in constants:
+                constants[values], constants[scales] = quantise_columns(weights[weight], eight_bits)
+        else:  # rows of the table become columns of the factor
+            table, indices = listed[node.output[0]]
+            if f"{table}_int8" not in constants:
+                columns, constants[f"{table}_scales"] = quantise_columns(weights[table].T, eight_bits)
+                constants[f"{table}_int8"] = columns.T.copy()
+            rows = f"{node.output[0]}_rows"
+            values, scales = f"{node.output[0]}_int8", f"{node.output[0]}_scales"
+            nodes += [
+                helper.make_node("Gather", [f"{table}_int8", indices], [rows], name=rows),
+                helper.make_node("Transpose", [rows], [values], name=values, perm=[1, 0]),
+                helper.make_node("Gather", [f"{table}_scales", indices], [scales], name=scales),
+            ]
+        inputs = [f"{activation}_uint8", values, f"{activation}_scale", scales, f"{activation}_zero"]
         nodes.append(
             helper.make_node("MatMulIntegerToFloat", inputs, list(node.output), name=node.name, domain=CONTRIBUTED)
         )
     del graph.node[:]
-    graph.node.extend(nodes)
+    graph.node.extend(used_nodes(nodes, graph.output))
     graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
     used = {name for node in graph.node for name in node.input} | {one.name for one in graph.output}
     remaining = [weight for weight in graph.initializer if weight.name in used]
@@ -66,6 +78,31 @@ def products_with_weights(graph: Any) -> list[Any]:
     """The nodes that multiply an activation with a matrix of weights."""
     matrices = {weight.name for weight in graph.initializer if len(weight.dims) == 2}
     return [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in matrices]
+
+
+def products_with_listed_rows(graph: Any) -> dict[str, tuple[str, str]]:
+    """Products of an activation with some rows of a table, as x·Eᵀ with the embeddings E of a shortlist: their outputs,
+    and the names of the table and of the indices of the rows.
+    """
+    matrices = {weight.name for weight in graph.initializer if len(weight.dims) == 2}
+    made_by = {output: node for node in graph.node for output in node.output}
+    found = {}
+    for node in graph.node:
+        factor = made_by.get(node.input[1]) if node.op_type == "MatMul" else None
+        rows = made_by.get(factor.input[0]) if factor is not None and factor.op_type == "Transpose" else None
+        if rows is not None and rows.op_type == "Gather" and rows.input[0] in matrices:
+            found[node.output[0]] = (rows.input[0], rows.input[1])
+    return found
+
+
+def used_nodes(nodes: list[Any], outputs: Any) -> list[Any]:
+    """The nodes that the outputs of a graph depend on."""
+    needed, chosen = {one.name for one in outputs}, []
+    for node in reversed(nodes):
+        if needed & set(node.output):
+            needed |= set(node.input)
+            chosen.append(node)
+    return chosen[::-1]
 
 
 def affine(lowest: float, highest: float) -> tuple[np.float32, np.uint8]:

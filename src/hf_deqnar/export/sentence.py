@@ -70,7 +70,7 @@ class SingleStepGraph(nn.Module):
     def forward(self, state: Tensor, injection: Tensor, *rest: Tensor) -> Tensor:
         core, count = self.core, 2 * len(self.core.transition.layers)
         memory, words = list(zip(rest[:count:2], rest[1:count:2], strict=True)), rest[count:]
-        embedding = core.shared.weight[words[0]] if words else core.shared.weight
+        embedding = functional.embedding(words[0], core.shared.weight) if words else core.shared.weight
         listed = Words(*words) if words else None
         fields = (embedding, core.embedding_scale, listed, core.link_head)
         return core.transition(state, Context(injection, None, memory, None, None, None, *fields))
@@ -122,7 +122,8 @@ class ReadingGraph(nn.Module):
         """Logits of all tokens or of the shortlist; −∞ for tokens that are never generated or not listed."""
         if words is None:
             return functional.linear(features, self.weight, self.bias)
-        return Words(words, outside).hide(functional.linear(features, self.weight[words], self.bias[words]))
+        listed = functional.embedding(words, self.weight)
+        return Words(words, outside).hide(functional.linear(features, listed, self.bias.index_select(0, words)))
 
     def forward(
         self, features: Tensor, words: Tensor | None = None, outside: Tensor | None = None
