@@ -108,7 +108,7 @@ def table(figures: dict) -> str:
         [
             name,
             f"{one['nfe']:.2f}",
-            f"{one['bleu']:.2f}",
+            *systems.quality_cells(one),
             f"{one['milliseconds']['median']:.2f}",
             f"{one['milliseconds']['p95']:.2f}",
             f"{one['time_ratio']:.2f}",
@@ -116,4 +116,4 @@ def table(figures: dict) -> str:
         for name, one in figures["results"].items()
     ]
     head = f"{figures['machine']}\n{figures['settings']}"
-    return f"{head}\n\n{markdown_table(['way', 'NFE', 'BLEU', 'ms', 'p95', 'time'], rows)}"
+    return f"{head}\n\n{markdown_table(['way', 'NFE', *systems.QUALITY_HEADERS, 'ms', 'p95', 'time'], rows)}"

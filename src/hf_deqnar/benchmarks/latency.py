@@ -1,9 +1,9 @@
-"""Latency of single sentences: the model and an autoregressive teacher, with their BLEU.
+"""Latency of single sentences: the model and an autoregressive teacher, with BLEU, chrF and length ratio.
 
 The sentences are evenly spaced in a test set; every sentence is translated by all systems in rotating order, in one
 process. Times are from token ids to token ids, without tokenization. Median and 95th percentile are over all sentences
-and repeats. BLEU is of the complete test set (or --bleu_sentences of it), translated once by every system in batches,
-untimed. The speed relative to a row of the teacher is the ratio of the medians.
+and repeats. Quality is of the complete test set (or --bleu_sentences of it), translated once by every system in
+batches, untimed. The speed relative to a row of the teacher is the ratio of the medians.
 
 A second table is by source length (in tokens, including the end token): sentences of about that length, joined from
 several if there are too few, with the evaluations of the model. A last line gives the share of decoding time in torch
@@ -62,7 +62,7 @@ def measure(options: LatencyOptions) -> dict:
 
 
 def describe(system: System, comparison: Comparison, scored: list[int], timed: list[list[int]]) -> dict[str, Any]:
-    """Name and BLEU of a system, and its evaluations on the timed sentences."""
+    """Name and quality of a system, and its evaluations on the timed sentences."""
     sources, pairs = ([items[place] for place in scored] for items in (comparison.sources, comparison.pairs))
     found = systems.translate_in_batches(system.translate, sources, BATCH)
     figures = {"system": system.role, "runtime": system.runtime, "search": system.search}
@@ -264,13 +264,13 @@ def system_table(results: dict[str, dict]) -> str:
             one["search"],
             f"{one['milliseconds']['median']:.2f}",
             f"{one['milliseconds']['p95']:.2f}",
-            f"{one['bleu']:.2f}",
+            *systems.quality_cells(one),
             f"{one['nfe']:.1f}" if "nfe" in one else "",
             *(f"{one['speed_to'][title]:.2f}×" for title in compared_with),
         ]
         for one in results.values()
     ]
-    headers = ["system", "runtime", "search", "ms", "p95", "BLEU", "NFE"]
+    headers = ["system", "runtime", "search", "ms", "p95", *systems.QUALITY_HEADERS, "NFE"]
     return markdown_table([*headers, *(f"speed to {title}" for title in compared_with)], rows)
 
 

@@ -144,6 +144,10 @@ class ComparisonOptions(CorpusOptions):
         default=None,
         metadata={"help": "Second autoregressive model, such as one with a one-layer decoder."},
     )
+    marian: Path | None = field(
+        default=None,
+        metadata={"metavar": "FOLDER", "help": "A student of Marian, trained by experiments/marian_student.py."},
+    )
     export: Path | None = field(
         default=None,
         metadata={"metavar": "FOLDER", "help": "Output of hf-deqnar export. Default: the model is exported."},

@@ -3,6 +3,7 @@
     model      eager torch, exported to ONNX in fp32 and int8; at its own tolerance, and at several budgets
     teacher    transformers' `generate` (with its key-value cache), CTranslate2 in fp32 and int8; greedy, beam 5
     baseline   CTranslate2 in fp32 and int8; greedy, beam 5
+    student    Marian in int8, with and without shortlist; greedy, beam 5
 
 A system maps token ids to token ids. All systems receive identical token ids: they share one tokenizer, and neither
 tokenization nor detokenization is timed.
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.parallel_text import Pair, evenly_spaced, read_parallel
 from ..distillation.teachers import Teacher, TeacherOptions, Translate, make_translate
-from ..evaluation.metrics import metrics, reference_streams
+from ..evaluation.metrics import corpus_scores, metrics
 from ..export.graphs import check_exportable, check_packages, export_model
 from ..export.manifest import PRECISIONS
 from ..export.parity import LEAST_AGREEMENT, agreement
@@ -33,9 +34,10 @@ from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
 from ..models.deqnar.reranking import check_same_tokens
 from ..models.deqnar.text import clean_text, longest_source
 from .common import read_options
+from .marian import check_pymarian, load_translator
 from .options import BUDGETS, RUNTIMES, ComparisonOptions
 
-MODEL, TEACHER, BASELINE = "model", "teacher", "baseline"
+MODEL, TEACHER, BASELINE, STUDENT = "model", "teacher", "baseline", "student"
 SEARCHES = {"greedy": 1, "beam 5": 5}
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}  # names of the precisions in CTranslate2
 COMPARED = 20  # sentences on which an export is compared with its model
@@ -48,7 +50,7 @@ Load = Callable[..., tuple[PreTrainedModel, PreTrainedTokenizerBase]]
 class System:
     """A model with its runtime and search options."""
 
-    role: str  # model, teacher or baseline
+    role: str  # model, teacher, baseline or student
     runtime: str
     search: str  # tolerance or budget of the model; greedy or beam search of the others
     translate: Translate
@@ -78,6 +80,7 @@ class Comparison:
         changed = [option.name for option in fields(Options) if getattr(own, option.name) != option.default]
         return {
             **{name: getattr(options, name) for name in names},
+            "marian": None if options.marian is None else str(options.marian),
             "export": None if options.export is None else str(options.export),
             "cut_sources": self.cut,
             "generation_config": {name: str(getattr(own, name)) for name in changed},
@@ -97,6 +100,8 @@ def check(options: ComparisonOptions) -> None:
     if "ctranslate2" in options.without and options.baseline is not None:
         raise ValueError("--baseline runs in CTranslate2, which --without excludes; leave out one of them.")
     metrics()  # raises ImportError with the package to install
+    if options.marian is not None:
+        check_pymarian()
     if "onnx" not in options.without:
         (check_packages if options.export is None else import_onnxruntime)()
     if "ctranslate2" not in options.without and find_spec("ctranslate2") is None:
@@ -146,6 +151,8 @@ def compared(options: ComparisonOptions) -> Iterator[Comparison]:
         if "ctranslate2" not in options.without:
             for role, teacher in teachers.items():
                 systems += ctranslate2_systems(role, teacher, Path(folder) / role)
+        if options.marian is not None:
+            systems += marian_systems(options.marian, tokenizer, options.threads)
         named = {system.name: system for system in systems}
         yield Comparison(named, model, tokenizer, pairs, sources, longest, cut)
 
@@ -274,6 +281,20 @@ def ctranslate2_systems(role: str, teacher: Teacher, folder: Path) -> list[Syste
     ]
 
 
+def marian_systems(folder: Path, tokenizer: PreTrainedTokenizerBase, threads: int) -> list[System]:
+    """Token ids are passed to Marian as text; converting them is timed (a few hundredths of a millisecond)."""
+    return [
+        System(
+            STUDENT,
+            "Marian int8",
+            f"{search}{', shortlist' if shortlist else ''}",
+            load_translator(folder, tokenizer, threads=threads, num_beams=beams, shortlist=shortlist),
+        )
+        for search, beams in SEARCHES.items()
+        for shortlist in (False, True)
+    ]
+
+
 def as_tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> tuple[list[list[int]], int]:
     """Token ids of every text, and the number of truncated texts."""
     tokenized = [tokenizer(clean_text(text))["input_ids"] for text in texts]
@@ -298,12 +319,18 @@ def batches_of_similar_length(sources: list[list[int]], size: int) -> list[list[
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
-def score(found: list[list[int]], pairs: list[Pair], tokenizer: PreTrainedTokenizerBase) -> dict[str, float | str]:
-    """sacreBLEU of translations given as token ids."""
+def score(found: list[list[int]], pairs: list[Pair], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """BLEU, chrF and length ratio of translations given as token ids."""
     texts = [text.strip() for text in tokenizer.batch_decode(found, skip_special_tokens=True)]
-    bleu, _ = metrics()
-    figure = bleu.corpus_score(texts, reference_streams([pair.references for pair in pairs])).score
-    return {"bleu": figure, "bleu_signature": str(bleu.get_signature())}
+    return corpus_scores(texts, [pair.references for pair in pairs])
+
+
+QUALITY_HEADERS = ["BLEU", "chrF", "length ratio"]
+
+
+def quality_cells(figures: dict[str, Any]) -> list[str]:
+    """The cells of a table below `QUALITY_HEADERS`."""
+    return [f"{figures['bleu']:.2f}", f"{figures['chrf']:.2f}", f"{figures['length_ratio']:.3f}"]
 
 
 def count_tokens(found: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> int:

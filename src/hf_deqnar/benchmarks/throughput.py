@@ -1,8 +1,8 @@
 """Throughput: sentences and tokens per second of the model and an autoregressive teacher, by batch size.
 
 The systems of `bench latency`, with batches of sentences of similar length; every batch is translated by all systems
-in rotating order. Times are from token ids to token ids. Tokens are those of the output, without special tokens; BLEU
-is of the same translations. Exports in int8 translate sentences of equal length together.
+in rotating order. Times are from token ids to token ids. Tokens are those of the output, without special tokens; BLEU,
+chrF and length ratio are of the same translations. Exports in int8 translate sentences of equal length together.
 """
 
 import statistics
@@ -71,11 +71,11 @@ def measure_size(comparison: Comparison, chosen: list[int], size: int, repeats: 
 
 def table(figures: dict) -> str:
     sizes = list(next(iter(figures["results"].values()))["batches"])
-    headers = ["system", "runtime", "search", "BLEU"]
+    headers = ["system", "runtime", "search", *systems.QUALITY_HEADERS]
     headers += [f"{unit}/s at {size}" for size in sizes for unit in ("sentences", "tokens")]
     rows = []
     for one in figures["results"].values():
         measured = [one["batches"][size] for size in sizes]
         rates = [f"{found[f'{unit}_per_second']:.1f}" for found in measured for unit in ("sentences", "tokens")]
-        rows.append([one["system"], one["runtime"], one["search"], f"{measured[0]['bleu']:.2f}", *rates])
+        rows.append([one["system"], one["runtime"], one["search"], *systems.quality_cells(measured[0]), *rates])
     return f"{figures['machine']}\n{figures['settings']}\n\n{markdown_table(headers, rows)}"

@@ -30,6 +30,20 @@ def learn_companions(sources: Tokens, targets: Tokens, vocabulary: int, size: in
         vocabulary: number of tokens.
         size: number of companions of a token.
     """
+    token, companion, _ = learn_probabilities(sources, targets, vocabulary)
+    token, companion = token[token != companion], companion[token != companion]
+    column = 1 + numpy.arange(len(token)) - numpy.searchsorted(token, token)
+    table = numpy.repeat(numpy.arange(vocabulary)[:, None], size, axis=1)
+    table[token[column < size], column[column < size]] = companion[column < size]
+    return table
+
+
+def learn_probabilities(
+    sources: Tokens, targets: Tokens, vocabulary: int
+) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Source tokens s, target tokens t and p(t | s) of IBM model 1, for all s and t that occur in a pair; sorted by s
+    and falling p.
+    """
     source, target, occurrence = _links(sources, targets)
     links, link_of = numpy.unique(source * vocabulary + target, return_inverse=True)
     probability = numpy.ones(len(links))
@@ -39,12 +53,7 @@ def learn_companions(sources: Tokens, targets: Tokens, vocabulary: int, size: in
         count = numpy.bincount(link_of, weight)
         probability = count / numpy.bincount(links // vocabulary, count)[links // vocabulary]
     order = numpy.lexsort((-probability, links // vocabulary))
-    token, companion = links[order] // vocabulary, links[order] % vocabulary
-    token, companion = token[token != companion], companion[token != companion]
-    column = 1 + numpy.arange(len(token)) - numpy.searchsorted(token, token)
-    table = numpy.repeat(numpy.arange(vocabulary)[:, None], size, axis=1)
-    table[token[column < size], column[column < size]] = companion[column < size]
-    return table
+    return links[order] // vocabulary, links[order] % vocabulary, probability[order]
 
 
 def _links(sources: Tokens, targets: Tokens) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
