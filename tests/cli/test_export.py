@@ -47,7 +47,6 @@ def test_export_translate_and_evaluate(run, saved, tmp_path, capsys):
 
     model = ["--model", str(saved["ctc"])]
     for arguments, message in [
-        ([*model, "--runtime", "onnx", "hello"], "is not an ONNX export, it has no deqnar_onnx.json; create one with"),
         (["--model", fp32, "--runtime", "torch", "hello"], "is an ONNX export, which torch cannot run"),
         (["--model", str(tmp_path / "out"), "--runtime", "onnx", "hello"], "name "),
         (["--model", fp32, "--device", "cuda:0", "hello"], "runs on the CPU, not on cuda:0"),

@@ -15,7 +15,7 @@ from transformers.utils import logging
 import hf_deqnar
 
 from ..data.tokenizer import load_tokenizer
-from ..export.manifest import is_export
+from ..export.manifest import contains_exports, is_export
 from ..export.runtime import DeqNarOnnxModel
 from ..utils.files import reading_weights
 from ..utils.suggestions import did_you_mean
@@ -80,7 +80,8 @@ def load_model(
     """A seq2seq model in evaluation mode and its tokenizer, from a directory or the hub.
 
     Args:
-        runtime: `torch` or `onnx`; by default that of the directory, model or export.
+        runtime: `torch` or `onnx`; by default that of the directory, model or export. A model is exported to int8 when
+            it is first used with `onnx`.
         threads: maximum number of threads.
     """
     if threads is not None:
@@ -106,4 +107,8 @@ def load_export(name: str, device: str | None, threads: int | None) -> tuple[Deq
     """An exported model and its tokenizer."""
     if device is not None and device != "cpu":
         raise ValueError(f"An ONNX export runs on the CPU, not on {device}; leave out --device.")
+    if not is_export(Path(name)) and not contains_exports(Path(name)):
+        from ..export.cache import cached_export
+
+        name = str(cached_export(name, check_model(name)))
     return DeqNarOnnxModel.from_pretrained(name, threads=threads), load_tokenizer(name)

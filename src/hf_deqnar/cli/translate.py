@@ -72,7 +72,11 @@ class TranslationArguments:
         default=None, metadata={"help": "Device, such as cpu or cuda:0. Default: cuda if available, else cpu."}
     )
     runtime: Literal["torch", "onnx"] | None = field(
-        default=None, metadata={"help": "Runtime: torch or onnx. Default: onnx for exports, torch for models."}
+        default=None,
+        metadata={
+            "help": "Runtime: torch, or onnx, for which a model is exported to int8 when it is first used. Default: "
+            "onnx for exports, torch for models."
+        },
     )
     threads: int | None = field(
         default=None, metadata={"help": "Maximum number of threads. Default: one per processor core."}

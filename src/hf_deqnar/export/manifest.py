@@ -40,6 +40,11 @@ def is_export(folder: str | Path) -> bool:
     return (Path(folder) / MANIFEST).is_file()
 
 
+def contains_exports(folder: Path) -> bool:
+    """Whether a folder was given to `hf-deqnar export`, so that its subfolders are exports."""
+    return any(is_export(folder / precision) for precision in PRECISIONS)
+
+
 def read_manifest(folder: str | Path) -> dict[str, Any]:
     """The manifest of a folder, after checking the SHA-256 of every file."""
     folder = Path(folder)
