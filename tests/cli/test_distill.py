@@ -75,7 +75,18 @@ def test_a_repeated_source_is_translated_once(folder, tmp_path):
     rows = [{"en": english, "de": german} for english, german in SENTENCES]
     data, output = tmp_path / "data.jsonl", tmp_path / "distilled.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *reversed(rows)]))
-    command = ["distill", "--teacher", str(folder / "tiny"), "--data", str(data), "--source", "en", "--target", "de"]
+    command = [
+        "distill",
+        "--teacher",
+        str(folder / "tiny"),
+        "--data",
+        str(data),
+        str(data),
+        "--source",
+        "en",
+        "--target",
+        "de",
+    ]  # also in several files
     assert main([*command, *QUICK, "--unique", "--output", str(output)]) == 0
     assert [pair.source for pair in read_parallel(output, "en", "de")] == [english for english, _ in SENTENCES]
 

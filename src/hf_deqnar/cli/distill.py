@@ -34,8 +34,9 @@ class DistillationArguments:
     teacher: list[str] = field(
         default_factory=list, metadata={"help": "Directories or hub ids of seq2seq models with their tokenizers."}
     )
-    data: str | None = field(
-        default=None, metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…"}
+    data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "JSONL, TSV, CSV (.gz), Parquet, two aligned files, or datasets:…; or several of them."},
     )
     output: str | None = field(default=None, metadata={"help": "File to write, ending in .jsonl or .jsonl.gz."})
     limit: int | None = field(default=None, metadata={"help": "Translate only the first sentences, this many."})
@@ -108,7 +109,7 @@ def translate(arguments: DistillationArguments, options: "TeacherOptions", targe
         from ..distillation.teachers import find_token_id
     from .loading import check_model
 
-    if not arguments.teacher or arguments.data is None or arguments.output is None:
+    if not arguments.teacher or not arguments.data or arguments.output is None:
         raise ValueError("--teacher, --data and --output are required.")
     if len(set(arguments.teacher)) < len(arguments.teacher):
         raise ValueError("A teacher is named twice; its translations would be the same.")
@@ -116,7 +117,8 @@ def translate(arguments: DistillationArguments, options: "TeacherOptions", targe
         tokenizer = check_model(name)
         if options.forced_bos_token is not None:
             find_token_id(tokenizer, options.forced_bos_token, name)
-    pairs = read_parallel(arguments.data, arguments.source, arguments.target)[: arguments.limit]
+    pairs = [pair for data in arguments.data for pair in read_parallel(data, arguments.source, arguments.target)]
+    pairs = pairs[: arguments.limit]
     if arguments.unique:
         pairs = merge_repeated_sources(pairs)
     settings = {name: getattr(arguments, name) for name in ("source", "target", "process", "processes")}
