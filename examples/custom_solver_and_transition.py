@@ -10,7 +10,7 @@ from torch import Tensor
 
 import hf_deqnar
 from hf_deqnar.models.deqnar.configuration_deqnar import CHOICES
-from hf_deqnar.models.deqnar.fixed_point import SOLVERS, anderson
+from hf_deqnar.models.deqnar.solvers import SOLVERS, anderson
 from hf_deqnar.models.deqnar.transition_deqnar import TRANSITIONS, ImplicitTransition
 
 calls = []

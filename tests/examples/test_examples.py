@@ -10,7 +10,7 @@ import pytest
 
 from hf_deqnar.cli.main import main
 from hf_deqnar.models.deqnar.configuration_deqnar import CHOICES
-from hf_deqnar.models.deqnar.fixed_point import SOLVERS
+from hf_deqnar.models.deqnar.solvers import SOLVERS
 from hf_deqnar.models.deqnar.transition_deqnar import TRANSITIONS
 
 from .. import test_documents

@@ -5,7 +5,7 @@ import torch
 from transformers import pipeline
 
 from hf_deqnar import solve
-from hf_deqnar.models.deqnar.fixed_point import SOLVERS
+from hf_deqnar.models.deqnar.solvers import SOLVERS
 
 from ..conftest import REFINEMENTS, padded, random_sentences, real_sentences, small_model, with_input_predictor
 from .functions import Contraction

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hf_deqnar import solve
-from hf_deqnar.models.deqnar.fixed_point import SOLVERS, measure_residual
+from hf_deqnar.models.deqnar.fixed_point import measure_residual
+from hf_deqnar.models.deqnar.solvers import SOLVERS
 
 from ..conftest import padded, random_sentences, small_model
 from .functions import Contraction

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PLACES = re.findall(r"^\|[^|]+\| `([^`]+)` \|$", CONTRIBUTING.split("## Where is what")[1].split("\n## ")[0], re.M)
 TABLES = {
-    "SOLVERS": "models/deqnar/fixed_point.py",
+    "SOLVERS": "models/deqnar/solvers.py",
     "TRANSITIONS": "models/deqnar/transition_deqnar.py",
     "LENGTH_MODELS": "models/deqnar/lengths.py",
     "CHOICES": "models/deqnar/configuration_deqnar.py",

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..models.deqnar.configuration_deqnar import DeqNarConfig
-from ..models.deqnar.fixed_point import SOLVERS, measure_residual, solve
+from ..models.deqnar.fixed_point import measure_residual, solve
 from ..models.deqnar.modeling_deqnar import DeqNarForConditionalGeneration
+from ..models.deqnar.solvers import SOLVERS
 from ..models.deqnar.transition_deqnar import BoundTransition
 from .common import interleaved_seconds, machine, markdown_table, untrained_model
 from .options import SolverOptions

@@ -108,3 +108,24 @@ def test_a_solve_reads_a_few_values_an_evaluation():
         found = model.solve(source, canvas, max_nfe=10, tol=1e-12)
         assert reads.total() - before <= 7 * 10 + 2
     assert host(found.nfe).tolist() == [10] * len(batch)
+
+
+@pytest.mark.parametrize("self_conditioning", ["none", "expected"])
+@pytest.mark.parametrize("solver", ["picard", "anderson", "broyden"])
+def test_with_a_check_interval_a_solve_reads_one_value_in_that_many_evaluations(solver, self_conditioning):
+    fields = {"length": "ctc", "refinement": "implicit", "solver": solver, "self_conditioning": self_conditioning}
+    model = (small_model if self_conditioning == "none" else self_conditioned_model)(**fields)
+    batch = sources()
+    options = {"max_nfe": 8, "tol": 1e-12, "return_dict_in_generate": True}
+    expected = model.generate(input_ids=batch, **options)
+    model.config.check_interval = 4
+    with emulated_device() as reads:
+        move(model)
+        source = model.prepare(DeviceTensor(batch))
+        canvas = model.lay_out(source)
+        before = reads.total()
+        model.solve(source, canvas, max_nfe=8, tol=1e-12)
+        assert reads.total() - before <= 8 // 4 + 4  # and four of the mask
+        found = model.generate(input_ids=DeviceTensor(batch), **options)
+    assert torch.equal(host(found.sequences), expected.sequences)
+    assert torch.equal(host(found.nfe), expected.nfe)

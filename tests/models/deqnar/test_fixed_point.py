@@ -5,17 +5,8 @@ import pytest
 import torch
 
 from hf_deqnar import FixedPoint, solve
-from hf_deqnar.models.deqnar.fixed_point import (
-    FEW_ROWS,
-    SOLVERS,
-    History,
-    _eliminate,
-    _Iterate,
-    _length_groups,
-    _propose,
-    _split_rows,
-    _step_size,
-)
+from hf_deqnar.models.deqnar.fixed_point import _Iterate, _length_groups, _propose, _split_rows, _step_size
+from hf_deqnar.models.deqnar.solvers import FEW_ROWS, SOLVERS, History, _eliminate
 
 from ...invariants.functions import Contraction
 
@@ -37,6 +28,7 @@ def test_plain_functions_on_any_shape_are_solved(solver):
         ({"solver": "newton"}, "Unknown solver 'newton'; choose one of picard, anderson, broyden"),
         ({"memory": 0}, "memory must be at least 1.*picard"),
         ({"damping": 0.0}, "damping"),
+        ({"check_interval": 0}, "check_interval must be at least 1.*unset"),
         ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"mask is \(2, 5\).*\(2, 3\)"),
         ({"mask": torch.tensor([[True] * 3, [False] * 3])}, r"Row\(s\) \[1\] are completely masked"),
     ],
@@ -310,3 +302,49 @@ def test_values_at_masked_positions_have_no_effect():
     recorded = []
     found = solve(function, torch.zeros(2, 3, 1), mask=mask, observe=lambda *step: recorded.append(step[1]))
     assert all(value.isfinite().all() for value in [*recorded, found.state, found.value])
+
+
+def figures_of(found: FixedPoint) -> dict[str, torch.Tensor]:
+    return {name: getattr(found, name) for name in ("state", "value", "residual", "nfe", "converged")}
+
+
+@pytest.mark.parametrize("interval", [1, 3, 50])
+@pytest.mark.parametrize("rows", [2, 9])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_results_do_not_depend_on_how_often_the_host_checks(solver, rows, interval):
+    function = Contraction.random(rows, 6, 5, strength=0.8)
+    mask = torch.arange(6) < torch.randint(1, 7, (rows, 1), generator=torch.Generator().manual_seed(1))
+    for options in ({}, {"max_nfe": 2}, {"damping": 0.7}, {"memory": 2, "tol": 1e-8}):
+        expected = solve(function, function.zeros, solver=solver, mask=mask, **options)
+        found = solve(function, function.zeros, solver=solver, mask=mask, check_interval=interval, **options)
+        torch.testing.assert_close(figures_of(found), figures_of(expected), rtol=1e-7, atol=1e-9)
+    assert expected.nfe.max() > 1
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_rows_with_failed_steps_do_not_depend_on_how_often_the_host_checks(solver):
+    """Some rows expand: their steps fail, so that they return to their best iterate with a smaller step."""
+    slopes = torch.tensor([[-0.9], [-3.0], [0.5], [-40.0], [1.7]], dtype=torch.float64)
+
+    def function(state: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(slopes * state).exp() + 0.3 * torch.sin(5 * state)
+
+    initial = torch.full((5, 4), 0.4, dtype=torch.float64)
+    expected = solve(function, initial, solver=solver, max_nfe=12)
+    found = solve(function, initial, solver=solver, max_nfe=12, check_interval=4)
+    torch.testing.assert_close(figures_of(found), figures_of(expected), rtol=1e-6, atol=1e-9)
+    assert not expected.converged.all()
+
+
+def test_non_finite_initial_value_is_reported_with_its_rows_at_the_first_check():
+    context = torch.tensor([[0.0], [float("nan")], [1.0]])
+    with pytest.raises(FloatingPointError, match=r"row\(s\) \[1\]"):
+        solve(lambda z: z * 0.5 + context, torch.zeros(3, 1), check_interval=4)
+
+
+def test_an_observer_is_called_after_every_evaluation_whatever_the_interval():
+    seen = []
+    found = solve(
+        torch.cos, torch.ones(1, 1), check_interval=4, observe=lambda rows, value, residual: seen.append(rows)
+    )
+    assert len(seen) == found.nfe.item()

@@ -62,7 +62,7 @@ class DeqNarConfig(PreTrainedConfig):
         layer_norm: `post` (as in the paper) or `pre`.
         positions: `sinusoidal`, or `learned`, one table for the source and one for the canvas (as in Bart).
         layernorm_embedding: normalise the sum of token and position embeddings (as in Bart).
-        solver, max_nfe, tol, memory, damping: see `fixed_point.solve`.
+        solver, max_nfe, tol, memory, damping, check_interval: see `fixed_point.solve`.
         gradient: how a loss reaches the parameters: `one_step`, `phantom`, `ift` or `unrolled`.
         gradient_steps: k of `phantom` and `unrolled`.
         gradient_damping: τ of `phantom`.
@@ -135,6 +135,7 @@ class DeqNarConfig(PreTrainedConfig):
     tol: float | int = 1e-3
     memory: int = 5
     damping: float | int = 1.0
+    check_interval: int | None = None
 
     gradient: str = "one_step"
     gradient_steps: int = 5
@@ -276,6 +277,10 @@ class DeqNarConfig(PreTrainedConfig):
         for field in positive.split():
             if not getattr(self, field) > 0:
                 raise ValueError(f"{field} must be above 0, not {getattr(self, field)}.")
+        if self.check_interval is not None and self.check_interval < 1:
+            raise ValueError(
+                f"check_interval must be at least 1, not {self.check_interval}; null checks every evaluation."
+            )
         for field in ("damping", "gradient_damping"):
             if not 0 < getattr(self, field) <= 1:
                 raise ValueError(f"{field} must be in (0, 1], not {getattr(self, field)}.")

@@ -1,42 +1,31 @@
 """Fixed-point solvers: z = f(z) for every row of a batch.
 
 `solve` implements what all solvers share: counting evaluations, masking, residuals, removing converged rows, the best
-iterate, and the guards against divergence. A solver is one function that takes the recent steps
-
-    s_i = z_{i+1} − z_i,   y_i = g_{i+1} − g_i,   g(z) = f(z) − z
-
-and returns the weights γ of the next proposal
-
-    z ← z + τ·g(z) − Σ_i γ_i·(s_i + τ·y_i).
-
-Picard has γ = 0; Anderson and Broyden are two ways to choose γ so that the next residual is small. This module is
-independent of text: f may be any function on tensors whose first dimension is rows.
+iterate, and the guards against divergence. The solvers are in `solvers.py`. Both modules are independent of text: f may
+be any function on tensors whose first dimension is rows.
 
 For one sentence on a CPU an evaluation of f takes half a millisecond and evicts the CPU caches, so that the smallest
 operation on a tensor takes ten microseconds. Scalars per row, and linear systems of a few unknowns, are therefore
-Python floats, read once per evaluation.
+Python floats, read once per evaluation. An accelerator would have to wait for the host there; with `check_interval`
+they stay on the device.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
+
+from .solvers import SOLVERS, History, Solver, picard
 
 # A residual this many times above the best one marks a step as failed.
 GROWTH_LIMIT = 4.0
 # Each failed step of a row multiplies its ridge by this factor; after RIDGE_RAISES of them it falls back to Picard.
 RIDGE_FACTOR = 1e3
 RIDGE_RAISES = 2
-# Smallest pivot; below the square of any step.
-TINY = 1e-300
-NUMPY_TYPES = {torch.float32: numpy.float32, torch.float64: numpy.float64}
-# Up to this many rows, solving the systems row by row is faster than batched.
-FEW_ROWS = 4
 
 
 @dataclass
@@ -73,154 +62,6 @@ class FixedPoint:
     converged: Tensor
     trajectory: list[Step] | None = None
     function: Any = None
-
-
-@dataclass
-class History:
-    """The last `memory` steps of every row. After a failed step the slots of its row are zero."""
-
-    errors: Tensor  # rows, 1 + memory, size: the current g, then the changes y_i
-    moves: Tensor  # rows, memory, size: s_i + τ·y_i
-    created_at: list[int]  # for every used slot, the evaluation it was written in; slots are filled in order
-    zero_filled: bool  # unused slots are zero, so they need not be excluded
-
-    def __post_init__(self) -> None:
-        self.columns = self.errors.mT
-        self.error_slots, self.move_slots = self.errors.split(1, dim=1), self.moves.split(1, dim=1)
-
-    @classmethod
-    def empty(cls, state: Tensor, memory: int) -> "History":
-        """For a few rows, zero-filled slots cost less than slicing off unused ones in every evaluation."""
-        rows, _, size = state.shape
-        zero_filled = rows <= FEW_ROWS
-        new = state.new_zeros if zero_filled else state.new_empty
-        return cls(new((rows, 1 + memory, size)), new((rows, memory, size)), [], zero_filled)
-
-    def active(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Errors, errors transposed, and moves of the valid slots."""
-        used = len(self.created_at)
-        if self.zero_filled or used == len(self.move_slots):
-            return self.errors, self.columns, self.moves
-        return self.errors[:, : 1 + used], self.columns[:, :, : 1 + used], self.moves[:, :used]
-
-    def record(self, current: "_Iterate", previous: "_Iterate", evaluation: int, step: Tensor | float) -> None:
-        slot = (evaluation - 2) % len(self.move_slots)  # the first step is known after the second evaluation
-        self.created_at[slot : slot + 1] = [evaluation]
-        self.error_slots[0].copy_(current.error)
-        change, move = self.error_slots[1 + slot], self.move_slots[slot]
-        torch.sub(current.error, previous.error, out=change)
-        if isinstance(step, float) and step == 1:  # z + g(z) is f(z)
-            torch.sub(current.value, previous.value, out=move)
-        else:
-            torch.sub(current.state, previous.state, out=move).add_(step * change)
-
-    def select(self, order: Tensor) -> "History":
-        """Row i of the result is row order[i]. In place: only rows with a new index are copied."""
-        moved = (order != torch.arange(len(order), device=order.device)).nonzero()[:, 0]
-        if len(moved):
-            self.errors[moved] = self.errors[order[moved]]
-            self.moves[moved] = self.moves[order[moved]]
-        return History(self.errors[: len(order)], self.moves[: len(order)], self.created_at, self.zero_filled)
-
-    def reset(self, rows: list[int]) -> None:
-        self.errors[rows] = 0
-        self.moves[rows] = 0
-
-
-def picard(history: History, step: Tensor | float, ridge: Sequence[float]) -> None:
-    """z ← z + τ·(f(z) − z), plain or damped iteration: γ = 0.
-
-    Converges when f contracts.
-
-    >>> solve(torch.cos, torch.ones(1, 1), solver="picard", max_nfe=50, tol=1e-5).value
-    tensor([[0.7391]])
-    """
-
-
-def anderson(history: History, step: Tensor | float, ridge: Sequence[float]) -> Tensor:
-    """γ = argmin ‖g − Σ_i γ_i·y_i‖² + ridge: (Y Yᵀ + ridge)·γ = Y·g.
-
-    Anderson (1965), in the difference form; TorchDEQ equations 8 and 9.
-
-    >>> solve(torch.cos, torch.ones(1, 1), solver="anderson", tol=1e-5).value
-    tensor([[0.7391]])
-    """
-    errors, columns, moves = history.active()
-    products = torch.bmm(errors, columns)  # rows, 1 + slots, 1 + slots; g is the first
-    used = len(history.created_at)
-    weights: list | numpy.ndarray
-    if len(products) <= FEW_ROWS:
-        weights = [_eliminate(one, used, least, max) for one, least in zip(products.tolist(), ridge, strict=True)]
-    else:
-        numbers = products.double().cpu().permute(1, 2, 0).numpy()
-        weights = numpy.stack(_eliminate(numbers, used, numpy.array(ridge), numpy.maximum), axis=1)
-    padded = numpy.zeros((len(products), 1, moves.shape[1]), NUMPY_TYPES[products.dtype])
-    padded[:, 0, :used] = weights
-    return torch.from_numpy(padded) if products.is_cpu else torch.from_numpy(padded).to(products.device)
-
-
-def broyden(history: History, step: Tensor | float, ridge: Sequence[float]) -> Tensor:
-    """(S Yᵀ + L)·γ = S·g, where L is the part of S Sᵀ that pairs a step with older ones.
-
-    The inverse Jacobian after `memory` rank-one updates of −I (TorchDEQ equations 10 to 12), written in closed form
-    (Byrd, Nocedal and Schnabel 1994, theorem 6.1) so that it needs the same two buffers as Anderson.
-
-    >>> solve(torch.cos, torch.ones(1, 1), solver="broyden", tol=1e-5).value
-    tensor([[0.7391]])
-    """
-    errors, columns, moves = history.active()
-    changes = errors[:, 1:]
-    steps = moves - step * changes
-    created_at = torch.tensor(
-        history.created_at + [0] * (steps.shape[1] - len(history.created_at)), device=steps.device
-    )
-    gram = steps @ steps.mT  # rows, slots, slots
-    squares = gram.diagonal(dim1=1, dim2=2)
-    system = steps @ changes.mT + gram * (created_at[:, None] > created_at[None, :])
-    # The ridge is relative to the size of each slot. An unused or reset slot is a row and a column of zeros; a one on
-    # its diagonal gives it γ = 0.
-    shift = torch.where(squares == 0, 1, -steps.new_tensor(ridge)[:, None] * squares)
-    system.diagonal(dim1=1, dim2=2).add_(shift)
-    weights, _ = torch.linalg.solve_ex(system, (steps @ columns[:, :, :1])[:, :, 0])
-    # A singular system gives γ = 0. The weights are column-major; the batched product needs them row-major.
-    return torch.where(weights.isfinite().all(dim=1, keepdim=True), weights, 0).contiguous()[:, None]
-
-
-Solver = Callable[[History, Tensor | float, Sequence[float]], Tensor | None]
-
-SOLVERS: dict[str, Solver] = {
-    "picard": picard,
-    "anderson": anderson,
-    "broyden": broyden,
-}
-
-
-def _eliminate(products: Sequence | numpy.ndarray, used: int, ridge: float | numpy.ndarray, larger: Callable) -> list:
-    """The γ of Anderson by Gaussian elimination, given the products of (g, y_1, y_2, …) with one another.
-
-    Entries are numbers, or arrays with a number for every row; γ is bitwise the same in both cases.
-    The ridge is relative to the size of each slot, so that one value fits steps of all sizes; without rounding it is
-    also a lower bound of the pivots. A reset slot is a row of zeros and gets γ = 0.
-    """
-    lines = [[*products[slot][1 : 1 + used], products[slot][0]] for slot in range(1, 1 + used)]
-    least = [ridge * line[place] + TINY for place, line in enumerate(lines)]
-    for place, line in enumerate(lines):
-        line[place] = line[place] + least[place]
-    triangle = []
-    for lowest in least:
-        (pivot, *first), *others = lines
-        pivot = larger(pivot, lowest)
-        triangle.append((pivot, first))
-        lines = []
-        for head, *line in others:
-            factor = head / pivot
-            lines.append([entry - factor * above for entry, above in zip(line, first, strict=True)])
-    weights: list = []
-    for pivot, (*line, value) in reversed(triangle):
-        for entry, weight in zip(line, weights, strict=True):
-            value = value - entry * weight
-        weights.insert(0, value / pivot)
-    return weights
 
 
 class _FullBatch:
@@ -288,6 +129,7 @@ def solve(
     tol: float = 1e-3,
     memory: int = 5,
     damping: float = 1.0,
+    check_interval: int | None = None,
     keep_trajectory: bool = False,
     observe: Callable[[Tensor, Tensor, Tensor], Tensor | None] | None = None,
 ) -> FixedPoint:
@@ -308,6 +150,10 @@ def solve(
         tol: relative residual below which a row has converged.
         memory: number of past steps of Anderson and Broyden.
         damping: τ above; 1 takes full steps.
+        check_interval: for accelerators: evaluations until the host waits for the device, to see whether all rows have
+            converged. Until then converged rows are evaluated with the others, but keep their results, which are the
+            same as without this option. Unset, the host reads the residuals of every evaluation and converged rows are
+            removed, which is faster on CPUs. A solve with `keep_trajectory` or `observe` does so in any case.
         keep_trajectory: return f(z) and the residual of every evaluation. Rows that are solved together share a step.
         observe: called after every evaluation with (row numbers, f(z), residuals); if it returns a boolean for each of
             these rows, the true ones stop, converged or not.
@@ -316,10 +162,12 @@ def solve(
     >>> found.value[0].round(decimals=3), found.converged
     (tensor([2., 2., 2.]), tensor([True, True]))
     """
-    check_options(solver, max_nfe, tol, memory, damping)
+    check_options(solver, max_nfe, tol, memory, damping, check_interval)
     mask = _check_state(initial, mask)
-    rows = torch.arange(initial.shape[0], device=initial.device)
     settings = _Settings(SOLVERS[solver], max_nfe, tol, memory, float(damping), observe)
+    if check_interval is not None and observe is None and not keep_trajectory:
+        return _solve_on_device(function, initial, mask, settings, check_interval)
+    rows = torch.arange(initial.shape[0], device=initial.device)
     trajectory: list[Step] | None = [] if keep_trajectory else None
     if not hasattr(function, "select"):
         function = _FullBatch(function, initial, rows)
@@ -405,9 +253,6 @@ def _solve_group(
     failures = [0] * len(rows)
     step: Tensor | float = settings.damping
     history = History.empty(state, memory)
-    # f may run in bf16; the solver runs in full precision.
-    autocast = torch.is_autocast_enabled(state.device.type)
-    full_precision = torch.autocast(state.device.type, enabled=False) if autocast else nullcontext()
     best = previous = None
 
     for evaluation in range(1, settings.max_nfe + 1):
@@ -453,10 +298,15 @@ def _solve_group(
             failures = [failures[row] for row in staying.tolist()]
             step = _step_size(settings.damping, failures, state)
 
-        with full_precision:
+        with _without_autocast(state.device.type):
             proposal = _propose(settings.choose_weights, history, current, failures, step)
         state = proposal if exact else proposal.to(dtype).to(precision)  # exactly the input of f
         previous = current
+
+
+def _without_autocast(device: str) -> AbstractContextManager:
+    """f may run in bf16; the solver runs in full precision."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _split_rows(halted: list[bool]) -> tuple[list[int], list[int]]:
@@ -491,6 +341,96 @@ def _propose(
         return proposal
     if any(count > RIDGE_RAISES for count in failures):
         weights[[row for row, count in enumerate(failures) if count > RIDGE_RAISES]] = 0
+    return torch.baddbmm(proposal, weights, history.active()[2], alpha=-1)
+
+
+class _DeviceIterate(_Iterate):
+    """An iterate whose residuals are a tensor."""
+
+    residual: Tensor  # type: ignore[assignment]
+
+    @classmethod
+    def measure(cls, state: Tensor, value: Tensor) -> "_DeviceIterate":
+        error = value - state
+        precision = torch.float32 if state.device.type == "mps" else torch.float64  # MPS has no float64
+        size, total = (torch.linalg.vector_norm(tensor, dim=(1, 2)).to(precision) for tensor in (error, value))
+        return cls(state, value, error, size / total.clamp(min=1e-12))
+
+    def select_where(self, condition: Tensor, other: "_DeviceIterate") -> "_DeviceIterate":
+        """This iterate in the rows where the condition holds, the other one elsewhere."""
+        chosen = condition[:, None, None]
+        return _DeviceIterate(
+            torch.where(chosen, self.state, other.state),
+            torch.where(chosen, self.value, other.value),
+            torch.where(chosen, self.error, other.error),
+            torch.where(condition, self.residual, other.residual),  # type: ignore[arg-type]
+        )
+
+
+def _solve_on_device(
+    function: Callable[[Tensor], Tensor], initial: Tensor, mask: Tensor | None, settings: _Settings, check_interval: int
+) -> FixedPoint:
+    """Like `_solve_group` for all rows; numbers of rows are tensors, read once in `check_interval` evaluations."""
+    shape, dtype, precision = initial.shape, initial.dtype, _precision(initial)
+    memory = 0 if settings.choose_weights is picard else min(settings.memory, settings.max_nfe)
+    state = _zero_masked(initial.to(precision).flatten(1)[:, None], mask)
+    rows = torch.arange(shape[0], device=state.device)
+    failures, nfe, active = torch.zeros_like(rows), torch.zeros_like(rows), torch.ones_like(rows, dtype=torch.bool)
+    history = History.empty(state, memory)
+    step: Tensor | float = settings.damping
+    best = previous = None
+    finite = torch.ones_like(active)  # of f at the initial state
+
+    for evaluation in range(1, settings.max_nfe + 1):
+        value = function(state.to(dtype).view(-1, *shape[1:])).to(precision).reshape(state.shape)
+        current = _DeviceIterate.measure(state, _zero_masked(value, mask))
+        nfe += active
+        if best is None:
+            best, finite = current, current.residual.isfinite()
+        else:
+            failed = ~(current.residual <= GROWTH_LIMIT * best.residual)  # true for NaN as well
+            best = current.select_where(active & (current.residual < best.residual), best)
+            current = best.select_where(failed, current)
+            failures += failed
+            history.reset(failed)
+            step = (settings.damping * 0.5 ** failures.to(precision))[:, None, None]
+        active = active & ~(best.residual < settings.tol)
+        if evaluation == settings.max_nfe or evaluation % check_interval == 0:
+            all_finite, unfinished = torch.stack([finite.all(), active.any()]).tolist()
+            if not all_finite:
+                _refuse_non_finite(torch.where(finite, 0.0, torch.nan).tolist(), rows)
+            if evaluation == settings.max_nfe or not unfinished:
+                break
+        if memory and previous is not None:
+            history.record(current, previous, evaluation, step)
+        with _without_autocast(state.device.type):
+            state = _propose_on_device(settings.choose_weights, history, current, failures, step)
+        state = state.to(dtype).to(precision)  # exactly the input of f
+        previous = current
+
+    assert best is not None  # max_nfe is at least 1
+    return FixedPoint(
+        state=best.state.view(shape).to(dtype),
+        value=best.value.view(shape).to(dtype),
+        residual=best.residual.to(precision),
+        nfe=nfe,
+        converged=best.residual < settings.tol,
+    )
+
+
+def _propose_on_device(
+    choose_weights: Solver, history: History, current: _Iterate, failures: Tensor, step: Tensor | float
+) -> Tensor:
+    """`_propose` with tensors of failures and steps."""
+    proposal = torch.where(torch.as_tensor(step) == 1, current.value, current.state + step * current.error)
+    if not history.created_at:
+        return proposal
+    base = 10 * torch.finfo(proposal.dtype).eps
+    scalars = current.residual.dtype  # type: ignore[attr-defined]
+    weights = choose_weights(history, step, base * RIDGE_FACTOR ** failures.clamp(max=RIDGE_RAISES).to(scalars))
+    if weights is None:
+        return proposal
+    weights = weights.masked_fill((failures > RIDGE_RAISES)[:, None, None], 0)
     return torch.baddbmm(proposal, weights, history.active()[2], alpha=-1)
 
 
@@ -550,7 +490,14 @@ def _refuse_non_finite(residual: list[float], rows: Tensor) -> None:
         )
 
 
-def check_options(solver: str, max_nfe: int, tol: float, memory: int = 1, damping: float = 1.0) -> None:
+def check_options(
+    solver: str,
+    max_nfe: int,
+    tol: float,
+    memory: int = 1,
+    damping: float = 1.0,
+    check_interval: int | None = None,
+) -> None:
     """Raise ValueError for invalid solver options."""
     if solver not in SOLVERS:
         raise ValueError(f"Unknown solver '{solver}'; choose one of {', '.join(SOLVERS)}.")
@@ -562,6 +509,10 @@ def check_options(solver: str, max_nfe: int, tol: float, memory: int = 1, dampin
         raise ValueError(f"memory must be at least 1, not {memory}; for iteration without history use solver='picard'.")
     if not 0 < damping <= 1:
         raise ValueError(f"damping must be in (0, 1], not {damping}.")
+    if check_interval is not None and check_interval < 1:
+        raise ValueError(
+            f"check_interval must be at least 1, not {check_interval}; leave it unset to check every evaluation."
+        )
 
 
 def _check_state(initial: Tensor, mask: Tensor | None) -> Tensor | None:

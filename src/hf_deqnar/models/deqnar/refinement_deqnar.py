@@ -183,6 +183,7 @@ class RefinementMixin:
             "tol": config.tol if tol is None else tol,
             "memory": config.memory,
             "damping": config.damping,
+            "check_interval": config.check_interval,
         }
         check_options(**options)
         return options
