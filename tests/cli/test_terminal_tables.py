@@ -3,7 +3,6 @@
 import contextlib
 import io
 import re
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -35,13 +34,7 @@ def test_elsewhere_the_text_is_printed_as_it_is(monkeypatch):
     assert printed(io.StringIO()) == f"{TEXT}\n"
 
 
-def test_without_rich_the_text_is_printed_as_it_is(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert printed(Terminal()) == f"{TEXT}\n"
-
-
 def test_on_a_terminal_a_table_is_drawn_with_all_cells(monkeypatch):
-    pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", "xterm")
     shown = without_styles(printed(Terminal()))
@@ -55,7 +48,6 @@ def test_on_a_terminal_a_table_is_drawn_with_all_cells(monkeypatch):
 
 
 def test_evaluate_and_bench_draw_their_tables_on_a_terminal(run_on_terminal, saved, columns, monkeypatch):
-    pytest.importorskip("rich")
     pytest.importorskip("sacrebleu", reason="sacrebleu is part of the train extra")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")

@@ -3,7 +3,14 @@
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -44,12 +51,31 @@ def check_local(name: str) -> None:
         raise FileNotFoundError(f"{name} is neither a model directory nor a model on the Hub{where}")
 
 
+def check_hub(name: str) -> None:
+    """Raise OSError for a name that is neither in the cache nor on the Hub. `from_pretrained` retries for a minute."""
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            get_hf_file_metadata(hf_hub_url(name, "config.json"))
+    except (GatedRepoError, EntryNotFoundError):
+        return  # `from_pretrained` says what is missing
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise FileNotFoundError(f"{name} is neither a model directory nor a model on the Hub.") from error
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise OSError(
+            f"{name} is not a model directory, and it cannot be looked up on the Hub: {reason}. Check the name, or the "
+            "network."
+        ) from error
+
+
 def check_model(name: str) -> PreTrainedTokenizerBase:
     """Check the configuration and the tokenizer of a seq2seq model, without its weights; returns the tokenizer."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     path = Path(name)
     check_local(name)
+    if not path.exists():
+        check_hub(name)
     if is_export(path):
         raise ValueError(f"{name} is an ONNX export, which torch cannot run; name the model itself.")
     if path.is_dir() and not (path / "config.json").is_file():

@@ -9,15 +9,12 @@ if TYPE_CHECKING:
 
 
 def print_results(text: str) -> None:
-    """Print text with tables of `markdown_table`. On a terminal, rich draws the tables, if it is installed."""
+    """Print text with tables of `markdown_table`. On a terminal, rich draws the tables."""
     if not sys.stdout.isatty():
         print(text)
         return
-    try:
-        from rich.console import Console
-    except ImportError:  # it is installed with transformers, but not required here
-        print(text)
-        return
+    from rich.console import Console
+
     console = Console(file=sys.stdout)
     for is_table, lines in groupby(text.split("\n"), key=lambda line: line.startswith("|")):
         if is_table:
