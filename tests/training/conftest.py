@@ -20,7 +20,7 @@ PAIRS = [Pair(source, [target]) for source, target in SENTENCES] * 4
 
 def length_for(objective: str) -> str:
     likelihood = parse_objective(objective).likelihood
-    return next(name for name, lengths in LENGTH_MODELS.items() if likelihood in lengths.likelihoods)
+    return next(name for name, lengths in LENGTH_MODELS.items() if likelihood == lengths.likelihood)
 
 
 @pytest.fixture

@@ -481,9 +481,9 @@ def test_fine_tuning_on_the_overlap_increases_it(make_trainer, model):
     assert loss() < before - 0.1
 
 
-@pytest.mark.parametrize("option", ["overlap_weight", "sampled_words"])
-def test_losses_that_the_length_model_lacks_are_refused(make_trainer, option):
-    with pytest.raises(ValueError, match=f"{option}=1 needs config.length=ctc, but this model has 'predict'"):
+@pytest.mark.parametrize(("option", "needed"), [("overlap_weight", "ctc or dag"), ("sampled_words", "ctc")])
+def test_losses_that_the_length_model_lacks_are_refused(make_trainer, option, needed):
+    with pytest.raises(ValueError, match=f"{option}=1 needs config.length={needed}, but this model has 'predict'"):
         make_trainer(objective="glat", **{option: 1})
 
 
@@ -543,9 +543,14 @@ class RecordWeights(TrainerCallback):
         self.weights[state.global_step] = model.lm_head.weight.detach().clone()
 
 
-@pytest.mark.parametrize("objective", ["dag+glat", "fuzzy_dag+glat"])
-def test_graphs_train_and_resume_with_the_same_weights(make_trainer, objective):
-    options = {"objective": objective, "model": {"refinement": "stacked", "dag_upsampling": 3}, "save_steps": 3}
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+def test_graphs_train_and_resume_with_the_same_weights(make_trainer, overlap):
+    options = {
+        "objective": "dag+glat",
+        "overlap_weight": overlap,
+        "model": {"refinement": "stacked", "dag_upsampling": 3},
+        "save_steps": 3,
+    }
     trainer = make_trainer(save_strategy="steps", eval_strategy="steps", eval_steps=3, **options)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "nat" in entry]

@@ -185,7 +185,7 @@ class Worker:
         if system.states:
             settings |= {"states": SupervisedStates((1 / system.states,) * system.states), "equilibrium": 0.0}
         self.objective = parse_objective(options.objective, **settings)
-        length = next(name for name, one in LENGTH_MODELS.items() if self.objective.likelihood in one.likelihoods)
+        length = next(name for name, one in LENGTH_MODELS.items() if self.objective.likelihood == one.likelihood)
         size = {"vocab_size": options.vocabulary, "length": length}
         self.model = untrained_model(DeqNarConfig.preset(options.preset, **size, **system.fields))
         self.model.train()
@@ -343,7 +343,7 @@ def check(options: TrainingOptions) -> list[System]:
             f"--objective {options.objective}: the reference implementation supports ce and ctc, masked and glat, and "
             "cmlm without ctc; choose one of these."
         )
-    lengths = next(one for one in LENGTH_MODELS.values() if objective.likelihood in one.likelihoods)
+    lengths = next(one for one in LENGTH_MODELS.values() if objective.likelihood == one.likelihood)
     known = systems(options.layers, options.correction, lengths.has_sampled_loss)
     chosen = [one for one in known if any(text in one.name for text in options.only)]
     if not chosen:

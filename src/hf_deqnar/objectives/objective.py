@@ -202,7 +202,7 @@ class Objective:
     def targets(self, proxy: Proxy, label_smoothing: float = 0.0) -> Targets:
         """What is to be predicted on the canvas of a proxy."""
         shown = (proxy.revealed, label_smoothing, proxy.canvas.tokens)
-        return Targets(proxy.labels, proxy.canvas.mask, *shown, likelihood=self.likelihood)
+        return Targets(proxy.labels, proxy.canvas.mask, *shown)
 
     def choose_proxy(
         self,
@@ -369,7 +369,7 @@ def parse_objective(name: str, **settings: Any) -> Objective:
     >>> parse_objective("ctc+glat").input.__name__
     'glancing'
     """
-    likelihoods = {likelihood: likelihood for lengths in LENGTH_MODELS.values() for likelihood in lengths.likelihoods}
+    likelihoods = {lengths.likelihood: lengths.likelihood for lengths in LENGTH_MODELS.values()}
     kinds: dict[str, dict[str, Any]] = {"target": TARGETS, "input": INPUTS, "likelihood": likelihoods}
     chosen = {"target": "raw", "input": "masked", "likelihood": "ce"}
     named: dict[str, str] = {}
@@ -382,7 +382,7 @@ def parse_objective(name: str, **settings: Any) -> Objective:
             raise ValueError(f"objective '{name}': {named[kind]} and {word} are both {kind}s; give one.")
         named[kind] = word
     chosen |= named
-    length_model = next(one for one in LENGTH_MODELS.values() if chosen["likelihood"] in one.likelihoods)
+    length_model = next(one for one in LENGTH_MODELS.values() if chosen["likelihood"] == one.likelihood)
     if length_model.has_own_alignment and TARGETS[chosen["target"]] in (aligned, order_agnostic):
         raise ValueError(
             f"objective '{name}': {chosen['likelihood']} has its own alignment, so {chosen['target']} has no effect; "
@@ -393,13 +393,13 @@ def parse_objective(name: str, **settings: Any) -> Objective:
 
 def length_model_of(objective: Objective) -> str:
     """The length model whose likelihood is that of the objective."""
-    return next(name for name, lengths in LENGTH_MODELS.items() if objective.likelihood in lengths.likelihoods)
+    return next(name for name, lengths in LENGTH_MODELS.items() if objective.likelihood == lengths.likelihood)
 
 
 def check_objective(objective: Objective, config: DeqNarConfig) -> None:
     """Refuse an objective whose likelihood is not that of the model's length model; the error names one that is."""
     fitting = LENGTH_MODELS[config.length].likelihood
-    if objective.likelihood in LENGTH_MODELS[config.length].likelihoods:
+    if objective.likelihood == fitting:
         return
     needed = length_model_of(objective)
     words = objective.name.split("+")

@@ -180,7 +180,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 raise ValueError(f"{name} must be at least {least}, not {value}.")
 
 
-WITHOUT_SMOOTHING = {"ctc", "dag", "fuzzy_dag"}  # likelihoods that sum over paths
+WITHOUT_SMOOTHING = {"ctc", "dag"}  # likelihoods that sum over paths
 
 
 @dataclass
@@ -205,7 +205,7 @@ class DeqNarTrainingArguments(TranslationTrainingArguments):
         default=0.0,
         metadata={
             "help": "Share of the loss that is one minus the expected bigram overlap with the target, for fine-tuning "
-            "CTC models; the likelihood has the remaining share."
+            "CTC models and graphs; the likelihood has the remaining share."
         },
     )
     layer_weight: float = field(

@@ -11,7 +11,7 @@ from hf_deqnar.models.deqnar.dag import (
     best_alignment,
     dag_beam_of_sentence,
     dag_loss,
-    fuzzy_loss,
+    fuzzy_overlap,
     gated_links,
     has_path,
     joint_viterbi,
@@ -286,7 +286,7 @@ def test_sum_of_powers_is_the_solution_of_the_triangular_system():
 
 
 @pytest.mark.parametrize("target", [[1, 2, 1, 2], [1, 2, 3, 1], [1], [1, 1, 1, 1, 1, 1, 1]])
-def test_fuzzy_loss_equals_enumeration(target):
+def test_fuzzy_overlap_equals_enumeration(target):
     vertices = 6
     links = random_graph(vertices, vertices, seed=6)
     places = len(target) + 1
@@ -305,19 +305,19 @@ def test_fuzzy_loss_equals_enumeration(target):
                 expected[gram] += share * math.prod(float(chances[j, w]) for j, w in zip(window, gram, strict=True))
     matched = sum(min(pairs.count(gram), count) for gram, count in expected.items())
     brevity = min(1.0, math.exp(1 - len(target) / number))
-    loss, length = fuzzy_loss(chances[None], links[None], torch.tensor([target]))
+    overlap, length = fuzzy_overlap(chances[None], links[None], torch.tensor([target]))
     assert float(length) == pytest.approx(number, abs=1e-10)
-    assert float(loss) == pytest.approx(-brevity * matched / grams, abs=1e-10)
+    assert float(overlap) == pytest.approx(brevity * matched / grams, abs=1e-10)
 
 
-def test_gradient_of_the_fuzzy_loss_equals_finite_differences():
+def test_gradient_of_the_fuzzy_overlap_equals_finite_differences():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 1, 5, 5, dtype=torch.float64, generator=generator).requires_grad_()
     chances = torch.rand(2, 5, 4, dtype=torch.float64, generator=generator).div(4).requires_grad_()
     gates = torch.zeros(2, 1, 5, dtype=torch.float64)
     labels = torch.tensor([[1, 2, 3], [1, 2, -100]])
 
-    def loss(values, scores):
-        return fuzzy_loss(values, gated_links(scores, gates), labels)[0].sum()
+    def overlap(values, scores):
+        return fuzzy_overlap(values, gated_links(scores, gates), labels)[0].sum()
 
-    assert torch.autograd.gradcheck(loss, (chances, logits))
+    assert torch.autograd.gradcheck(overlap, (chances, logits))

@@ -8,7 +8,7 @@ from hf_deqnar.data.ngram_counts import add_ngrams
 from hf_deqnar.data.tokenized_dataset import NO_CANVAS, VALID, drop_reason
 from hf_deqnar.evaluation.mple_report import measure_losses
 from hf_deqnar.models.deqnar import losses_deqnar
-from hf_deqnar.models.deqnar.dag import GatedLinks, dag_loss, fuzzy_loss
+from hf_deqnar.models.deqnar.dag import GatedLinks, dag_loss, fuzzy_overlap
 from hf_deqnar.models.deqnar.lengths import DagLength
 from hf_deqnar.models.deqnar.losses_deqnar import OwnWords, Targets, dag_total, emitted_scores, fuzzy_total
 from hf_deqnar.models.deqnar.shortlist import never_written
@@ -84,22 +84,21 @@ def test_loss_in_chunks_is_the_loss_of_full_logits(monkeypatch, chunk, reveals):
         torch.testing.assert_close(one, other)
 
 
-def test_fuzzy_loss_in_chunks_is_the_loss_of_full_logits(monkeypatch):
+def test_overlap_in_chunks_is_that_of_full_logits(monkeypatch):
     monkeypatch.setattr(losses_deqnar, "CHUNK", 50)
     features, weight, links, mask, labels, _, _ = problem()
     own = OwnWords.of(labels, 0)
     probabilities = (features @ weight.T).softmax(dim=-1).gather(2, own.words[:, None].expand(-1, 9, -1))
-    losses, _ = fuzzy_loss(probabilities * mask[:, :, None], links, own.labels)
-    expected = (losses * (labels >= 0).sum(dim=1)).sum()
-    total, _ = fuzzy_total(features, links, weight, Targets(labels, mask), own)
+    expected = (1 - fuzzy_overlap(probabilities * mask[:, :, None], links, own.labels)[0]).sum()
+    total = fuzzy_total(features, links, weight, Targets(labels, mask), own)
     torch.testing.assert_close(total, expected)
     found, plain = (torch.autograd.grad(loss, (features, weight)) for loss in (total, expected))
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("likelihood", ["dag", "fuzzy_dag"])
-def test_autocast_rounds_the_projections_only(likelihood):
+@pytest.mark.parametrize("name", ["loss", "overlap_loss"])
+def test_autocast_rounds_the_projections_only(name):
     """Loss and gradients of a bfloat16 autocast agree with those without it up to the precision of bfloat16."""
     model = graph_model(refinement="stacked").float()
     rows = batch(rows=3, shortest=4)
@@ -109,8 +108,8 @@ def test_autocast_rounds_the_projections_only(likelihood):
             source = model.prepare(rows["input_ids"])
             canvas = model.lay_out(source)
             features = model.solve(source, canvas).value
-            targets = Targets(rows["labels"], canvas.mask, likelihood=likelihood)
-            total, count = model.length_model.loss(model, features, targets)
+            targets = Targets(rows["labels"], canvas.mask)
+            total, count = getattr(model.length_model, name)(model, features, targets)
         assert total.dtype == torch.float32
         model.zero_grad()
         (total / count).backward()
@@ -216,11 +215,12 @@ def test_equilibrium_model_starts_as_its_backbone():
     assert torch.equal(model.generate(source, max_nfe=1), backbone.generate(source))
 
 
-@pytest.mark.parametrize("name", ["dag", "dag+glat", "dag+cmlm", "fuzzy_dag", "fuzzy_dag+glat"])
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["dag", "dag+glat", "dag+cmlm"])
 @pytest.mark.parametrize("refinement", ["stacked", "implicit", "explicit"])
-def test_objectives_reach_all_parameters(name, refinement):
+def test_objectives_reach_all_parameters(refinement, name, overlap):
     model = graph_model(refinement=refinement, max_nfe=6).train()
-    terms = parse_objective(name)(model, batch())
+    terms = parse_objective(name, overlap=overlap)(model, batch())
     terms["loss"].backward()
     assert terms["excluded"] == 0
     without = [key for key, one in model.named_parameters() if one.grad is None or not one.grad.any()]
@@ -312,8 +312,8 @@ def test_targets_longer_than_the_graph_are_counted_and_excluded():
     assert terms["excluded"] == 0.5
     assert terms["loss"].isfinite()
     alone = {"input_ids": padded([source]), "labels": padded([long], -100)}
-    for name in ("dag", "fuzzy_dag"):
-        assert parse_objective(name)(model, alone)["loss"] == 0
+    for overlap in (0.0, 1.0):
+        assert parse_objective("dag", overlap=overlap)(model, alone)["loss"] == 0
     assert model(**alone).loss == 0
 
 

@@ -32,7 +32,7 @@ OBJECTIVES = [
     ({"length": "predict", "latent": "vae"}, "axe+glat", {}),
     ({"length": "predict"}, "oaxe", {}),
     ({"length": "dag"}, "dag+glat", {}),
-    ({"length": "dag"}, "fuzzy_dag", {}),
+    ({"length": "dag"}, "dag", {"overlap": 0.5}),
 ]
 
 

@@ -457,8 +457,8 @@ def sum_of_powers(right: Tensor, links: Tensor, doublings: int = 10) -> Tensor:
     return right
 
 
-def fuzzy_loss(own_probs: Tensor, log_links: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """−BP·p₂: the expected 2-gram precision of the graph, clipped and with a brevity penalty (Ma et al. 2023, FA-DAT).
+def fuzzy_overlap(own_probs: Tensor, log_links: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """BP·p₂: the expected 2-gram precision of the graph, clipped and with a brevity penalty (Ma et al. 2023, FA-DAT).
 
     With π of `passing` and links that leave the first vertex not counted (it writes nothing),
 
@@ -473,7 +473,7 @@ def fuzzy_loss(own_probs: Tensor, log_links: Tensor, labels: Tensor) -> tuple[Te
         labels: batch × length, places in the own words: equal words have one place; −100 at padding.
 
     Returns:
-        the loss of every row, from −1 to 0, and the expected number of tokens.
+        the overlap of every row, from 0 to 1, and the expected number of tokens.
     """
     rows, _, places = own_probs.shape
     passed, _ = passing(log_links)
@@ -496,4 +496,4 @@ def fuzzy_loss(own_probs: Tensor, log_links: Tensor, labels: Tensor) -> tuple[Te
     single = torch.zeros(rows, places, dtype=expected.dtype, device=expected.device)
     single = single.scatter_add(1, labels.clamp_min(0), (labels >= 0).to(expected.dtype))
     of_words = torch.minimum(single, (writes[:, None] @ own_probs)[:, 0]).sum(dim=1) / number.clamp_min(1e-6)
-    return -brevity * torch.where(lengths > 1, precision, of_words), number
+    return brevity * torch.where(lengths > 1, precision, of_words), number

@@ -113,7 +113,6 @@ class LengthModel:
     """
 
     likelihood: str  # the likelihood in the name of an objective that fits, such as ctc in 'ctc+glat'
-    likelihoods: tuple[str, ...]  # all of them
     beam_option: str  # the generation option that sets the number of candidates of a sentence
     search_option: str | None = None  # the same, if the candidates are the texts of a beam search
     has_own_alignment: bool  # a target token has no fixed position until it is aligned with the predictions
@@ -266,7 +265,6 @@ class PredictedLength(LengthModel):
     """The length is classified before decoding; one canvas position is one token of the translation."""
 
     likelihood = "ce"
-    likelihoods = ("ce",)
     beam_option = "length_beams"
     has_own_alignment = False
 
@@ -365,7 +363,6 @@ class CtcLength(UpsampledLength):
     """A canvas of `ctc_upsampling` × source length; the text is its path without repetitions and blanks."""
 
     likelihood = "ctc"
-    likelihoods = ("ctc",)
     beam_option = search_option = "ctc_beam_size"
     has_overlap_loss = True
     has_sampled_loss = True
@@ -482,9 +479,9 @@ class DagLength(UpsampledLength):
     """
 
     likelihood = "dag"
-    likelihoods = ("dag", "fuzzy_dag")
     beam_option = search_option = "dag_beam_size"
     reads_once = same_dropout = True
+    has_overlap_loss = True
     glancing = {"start": 0.5, "end": 0.1, "rounded": True}
     rule = "dag "
 
@@ -508,29 +505,23 @@ class DagLength(UpsampledLength):
         return (~fits).sum()
 
     def loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        """The likelihood that the targets name; targets longer than their graph are left out."""
+        """−log Σ_paths P(path, target | canvas, source); targets longer than their graph are left out."""
         if targets.label_smoothing:
             raise ValueError(f"label_smoothing={targets.label_smoothing} has no meaning for graphs; set it to 0.")
         log_links = model.model.link_head(features, targets.canvas_mask, fused=True)
         fits = self.fits(targets.labels, targets.canvas_mask.sum(dim=1))
         count = ((targets.labels >= 0).sum(dim=1) * fits).sum()
-        return self.LOSSES[targets.likelihood or self.likelihood](
-            self, model, features, log_links, targets, fits
-        ), count
+        return dag_total(features, log_links, model.lm_head.weight, targets, fits)[0], count
 
-    def _path_loss(self, model: Any, features: Tensor, log_links: Tensor, targets: Targets, fits: Tensor) -> Tensor:
-        """−log Σ_paths P(path, target | canvas, source)."""
-        return dag_total(features, log_links, model.lm_head.weight, targets, fits)[0]
-
-    def _fuzzy_loss(self, model: Any, features: Tensor, log_links: Tensor, targets: Targets, fits: Tensor) -> Tensor:
-        """−BP·p₂ per token (Ma et al. 2023); targets without a path are left out, as in the other likelihood."""
+    def overlap_loss(self, model: Any, features: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Σ (1 − BP·p₂), `fuzzy_overlap`; targets without a path are left out, as in the likelihood."""
+        fits = self.fits(targets.labels, targets.canvas_mask.sum(dim=1))
+        if not fits.any():
+            return features.sum() * 0.0, fits.sum()
         targets = targets.select(fits)
-        if not len(targets.labels):
-            return features.sum() * 0.0
+        log_links = model.model.link_head(features[fits], targets.canvas_mask, fused=True)
         own = OwnWords.of(targets.labels, self.config.blank_token_id)
-        return fuzzy_total(features[fits], log_links[fits], model.lm_head.weight, targets, own)[0]
-
-    LOSSES = {"dag": _path_loss, "fuzzy_dag": _fuzzy_loss}
+        return fuzzy_total(features[fits], log_links, model.lm_head.weight, targets, own), fits.sum()
 
     def loss_and_prediction(
         self, model: Any, features: Tensor, targets: Targets

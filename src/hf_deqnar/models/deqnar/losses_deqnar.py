@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from .ctc import bigram_overlap, ctc_of_log_probs, full_precision, likeliest, needed_canvas
-from .dag import fuzzy_loss, path_sum
+from .dag import fuzzy_overlap, path_sum
 
 CHUNK = 2**20  # logits made at a time; measured on two cores, where 2^18 to 2^22 differ little
 # A graph has several times the positions of a CTC canvas, and its sum over paths is faster for several rows at once.
@@ -108,7 +108,6 @@ class Targets:
     revealed: Tensor | None = None  # (batch, canvas): positions where the canvas shows the token
     label_smoothing: float = 0.0
     shown: Tensor | None = None  # (batch, canvas): the tokens that stand on the canvas
-    likelihood: str | None = None  # one of the length model's likelihoods; None for its first
     sampled: SampledWords | None = None  # words over which a CTC loss is normalised; None for the whole vocabulary
 
     def select(self, rows: Tensor) -> "Targets":
@@ -262,10 +261,8 @@ def dag_total(
     return total, TargetScores(tokens, log_probs, log_links.detach()), expected
 
 
-def fuzzy_total(
-    features: Tensor, log_links: Tensor, weight: Tensor, targets: Targets, own: OwnWords
-) -> tuple[Tensor, Tensor]:
-    """The sum of `fuzzy_loss` over rows, each weighted by its number of tokens, and the expected lengths of all rows.
+def fuzzy_total(features: Tensor, log_links: Tensor, weight: Tensor, targets: Targets, own: OwnWords) -> Tensor:
+    """Σ (1 − fuzzy overlap) over rows; see `fuzzy_overlap`.
 
     The probabilities of own words are made in chunks; the backward pass makes their logits again.
     """
@@ -278,8 +275,7 @@ def fuzzy_total(
         options = {"use_reentrant": False, "preserve_rng_state": False}
         parts.append(checkpoint(_own_probabilities, packed[part], weight, own.words[row[part]], **options))
     probabilities = probabilities.index_put((targets.canvas_mask,), torch.cat(parts))
-    losses, lengths = fuzzy_loss(probabilities, log_links, own.labels)
-    return (losses * (own.labels >= 0).sum(dim=1)).sum(), lengths
+    return (1 - fuzzy_overlap(probabilities, log_links, own.labels)[0]).sum()
 
 
 def _own_probabilities(features: Tensor, weight: Tensor, words: Tensor) -> Tensor:
