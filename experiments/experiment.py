@@ -45,10 +45,12 @@ from typing import Any
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
+from hf_deqnar.cli.command import Command
 from hf_deqnar.cli.evaluate import parse_system
 from hf_deqnar.models.deqnar.configuration_deqnar import DeqNarConfig
 from hf_deqnar.models.deqnar.generation_deqnar import DeqNarGenerationConfig
 from hf_deqnar.objectives.objective import check_objective
+from hf_deqnar.utils.arguments import parse_settings
 from hf_deqnar.utils.files import read_json
 
 TABLE_VERBS = ("ngrams", "shortlist")  # they add a table of counts to a model within seconds; nothing is trained
@@ -294,26 +296,13 @@ def check_integers(value: Any, least: int, where: str) -> None:
 
 def check_settings(experiment: Experiment, run: ExperimentRun, path: Path) -> None:
     """Parse the settings as the verb will, so that an error in the last run is reported before the first one starts."""
-    from hf_deqnar.cli.distill import DistillationArguments
-    from hf_deqnar.cli.ngrams import NgramArguments
-    from hf_deqnar.cli.shortlist import ShortlistArguments
-    from hf_deqnar.distillation.teachers import TeacherOptions
-    from hf_deqnar.training import arguments as known
-    from hf_deqnar.training.energy_run import EnergyArguments
-    from hf_deqnar.training.energy_trainer import EnergyTrainingArguments
-    from hf_deqnar.training.teacher_trainer import TeacherArguments
+    from hf_deqnar.cli.main import COMMANDS
     from hf_deqnar.training.trainer import objective_of
 
-    dataclasses = {
-        "teacher": (TeacherArguments, known.DataArguments, known.TranslationTrainingArguments),
-        "distill": (DistillationArguments, TeacherOptions),
-        "train": (known.ModelArguments, known.DataArguments, known.DeqNarTrainingArguments),
-        "energy": (EnergyArguments, known.CorpusArguments, EnergyTrainingArguments),
-        "ngrams": (NgramArguments,),
-        "shortlist": (ShortlistArguments,),
-    }[run.verb]
+    command = COMMANDS[run.verb]
+    assert isinstance(command, Command)  # and not the benchmarks
     try:
-        parsed = known.parse_settings(dataclasses, experiment.settings(run))
+        parsed = parse_settings(command.dataclasses([]), experiment.settings(run))
         if run.verb in ("train", "energy", *TABLE_VERBS):
             for decoding in run.decodings().values():
                 DeqNarGenerationConfig(**parse_system(system_text("model", decoding))[1])
