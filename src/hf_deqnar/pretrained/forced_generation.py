@@ -1,0 +1,1 @@
+../models/deqnar/forced_generation.py
