@@ -35,7 +35,8 @@ def page() -> str:
 def section(experiments: dict[str, Experiment], name: str, runs: str) -> str:
     """The table of the runs, all if none is named, below the command that prints it."""
     experiment, only = experiments[name], runs.split()
-    command = f"python experiments/run.py experiments/{name}.yaml --data data/{name} --output experiments/{name}"
+    data = f"data/{experiment.about['dataset'].lower()}"
+    command = f"python experiments/run.py experiments/{name}.yaml --data {data} --output experiments/{name}"
     command += f" --table --only {' '.join(only)}" if only else " --table"
     shown = [run for run in experiment.runs if not only or run in only]
     return f"```bash\n{command}\n```\n\n{table(experiment, shown)}"

@@ -37,12 +37,19 @@ def test_shortlist_of_a_batch_is_the_union_of_its_rows():
         assert single.outside is None
 
 
-@pytest.mark.parametrize("length", ["ctc", "predict"])
+SEARCHES = {
+    "ctc": [{}, {"refinement_passes": 2}, {"ctc_beam_size": 3}],
+    "predict": [{}, {"refinement_passes": 2}, {"length_beams": 2}],
+    "dag": [{}, {"dag_search": "greedy"}, {"dag_search": "viterbi"}, {"dag_beam_size": 3}],
+}
+
+
+@pytest.mark.parametrize("length", SEARCHES)
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_shortlist_of_all_tokens_has_no_effect(refinement, length):
     model = listed_model(size=VOCABULARY, common=VOCABULARY, refinement=refinement, length=length)
     tokens = padded(random_sentences(4, seed=3))
-    for options in ({}, {"refinement_passes": 2}, {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}):
+    for options in SEARCHES[length]:
         actual = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True)
         full = model.generate(tokens, **options, return_dict_in_generate=True, output_trajectory=True, shortlist=False)
         assert torch.equal(actual.sequences, full.sequences)
@@ -52,13 +59,12 @@ def test_shortlist_of_all_tokens_has_no_effect(refinement, length):
             assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(drafts, others, strict=True))
 
 
-@pytest.mark.parametrize("length", ["ctc", "predict"])
+@pytest.mark.parametrize("length", SEARCHES)
 @pytest.mark.parametrize("refinement", REFINEMENTS)
 def test_translation_does_not_depend_on_batch_and_uses_its_shortlist(refinement, length):
     model = listed_model(refinement=refinement, length=length)
     sentences = random_sentences(6, seed=3)
-    options = {"ctc_beam_size": 3} if length == "ctc" else {"length_beams": 2}
-    for chosen in ({}, {"refinement_passes": 2}, options):
+    for chosen in SEARCHES[length]:
         batched = model.generate(padded(sentences, extra=1), **chosen, return_dict_in_generate=True)
         for row, sentence in enumerate(sentences):
             single = model.generate(torch.tensor([sentence]), **chosen, return_dict_in_generate=True)
