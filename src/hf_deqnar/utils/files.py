@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import json
 import os
 import uuid
@@ -117,3 +118,37 @@ def write_error(path: Path, error: OSError) -> OSError:
         f"{path} could not be written ({error.strerror or error}); all finished files are intact. Fix the cause and "
         "run the same command again to resume."
     )
+
+
+CHECKSUMS = "checksums.json"
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """List every file of a folder with its SHA-256, in `checksums.json`."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): digest_of(path) for path in files})
+
+
+def find_damage(folder: Path) -> str | None:
+    """Which file of a folder differs from its `checksums.json`, and how; None if all are intact.
+
+    A folder without that file, as earlier versions wrote it, is not checked.
+    """
+    if not (folder / CHECKSUMS).is_file():
+        return None
+    try:
+        files = read_json(folder / CHECKSUMS, remedy="remove it")
+    except ValueError:
+        return f"{folder / CHECKSUMS} is damaged"
+    for name, expected in files.items():
+        if not (folder / name).is_file():
+            return f"{folder / name} is missing"
+        if digest_of(folder / name) != expected:
+            return f"{folder / name} is damaged: it is not what was written"
+    return None
