@@ -14,8 +14,10 @@ With `nearest`, the beam with the highest sentence BLEU or chrF against the corp
 the first one (sequence-level interpolation, in the same paper). `TargetOptions` replaces translations by references.
 """
 
+import gzip
 import json
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,23 +117,40 @@ def distill(
         rows = in_corpus_order(job.shards, [rows for _, rows in finished])
         texts, chosen = select_targets(pairs, [row["text"] for row in rows], targets)
         figures = {**statistics(rows, sum(header["seconds"] for header, _ in finished)), **chosen}
+        records = ({source: pair.source, target: text} for pair, text in zip(pairs, texts, strict=True))
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
         figures = {"teacher": teacher.name, "options": asdict(options), "targets": selection, **figures}
+        figures["output"] = fingerprint_of(lines)
         output.unlink(missing_ok=True)  # never targets of one selection with the statistics of another
         write_json(statistics_path(output), figures, folder)
-        lines = ({source: pair.source, target: text} for pair, text in zip(pairs, texts, strict=True))
-        write_atomically(output, (json.dumps(line, ensure_ascii=False) for line in lines), folder)
+        write_atomically(output, lines, folder)
     return read_statistics(output)
 
 
 def is_finished(output: Path, selection: dict[str, Any], targets: TargetOptions) -> bool:
-    """Whether the output has been written with these targets.
+    """Whether the output has been written with these targets; an error if it is not what was written.
 
-    Statistics of version 0.1 do not say; they are those of the default.
+    Statistics of version 0.1 say neither; the targets are those of the default.
     """
     if not (output.is_file() and statistics_path(output).is_file()):
         return False
-    written = read_statistics(output).get("targets")
+    figures = read_statistics(output)
+    if "output" in figures and figures["output"] != fingerprint_of_lines(output):
+        raise ValueError(
+            f"{output} is damaged or was changed after it was written; rename or remove it, and run the same command "
+            "again to create it from the finished shards."
+        )
+    written = figures.get("targets")
     return targets == TargetOptions() if written is None else written == selection
+
+
+def fingerprint_of_lines(output: Path) -> str | None:
+    """Fingerprint of the lines of a file; None if it cannot be read."""
+    try:
+        with (gzip.open if output.suffix == ".gz" else open)(output, "rt", encoding="utf-8", newline="\n") as file:
+            return fingerprint_of(line.removesuffix("\n") for line in file)
+    except (EOFError, UnicodeDecodeError, zlib.error, gzip.BadGzipFile):
+        return None
 
 
 def read_statistics(output: Path) -> dict[str, Any]:
