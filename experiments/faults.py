@@ -146,7 +146,7 @@ def exported(folder: Path) -> list[str]:
     return [f"{name} {digest}" for name, digest in read_manifest(folder / "export" / "fp32")["files"].items()]
 
 
-SMALL = ("--config", "d_model=32", "encoder_layers=1", "decoder_layers=1", "--vocab_size", "400")
+SMALL = ("--vocab_size", "400", "--config", "d_model=32", "encoder_layers=1", "decoder_layers=1")
 TRAINED = ("run/checkpoint-*/*", "run/best/*", "run/run.json", "run/tokenizer/trained_on.json", "cache/**/*.arrow")
 OPERATIONS: dict[str, Operation] = {
     "teacher": Operation(
@@ -422,7 +422,7 @@ def read_only(attempt: Round) -> int:
         with mounted(attempt.folder, "--bind", "-o", "ro", str(attempt.folder)):
             second = attempt.start()
             if not (complete and second.finish() == 0):
-                attempt.refused(second, "Read-only file system", "Errno 30", "os error 30")
+                attempt.refused(second, "Read-only file system", "read-only", "Errno 30", "os error 30")
     else:
         attempt.folder.chmod(0o555)
         second = attempt.start()

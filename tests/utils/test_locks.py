@@ -212,3 +212,13 @@ def test_a_lock_that_is_seen_unchanged_for_long_enough_expires_whatever_the_cloc
         patch.setattr(time, "monotonic", lambda: later)
         with try_lock(lock) as acquired:
             assert acquired
+
+
+def test_the_lock_of_a_dead_process_in_a_read_only_folder_is_an_error(lock, owner, monkeypatch):
+    """Nobody could take it over; the command said before that another run was writing there."""
+    owner.kill()
+    owner.wait()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != lock.parent)
+    monkeypatch.setattr(locks.SoftFileLease, "_try_break_stale_lock", lambda self: None)  # what such a folder causes
+    with pytest.raises(OSError, match="00000.lock could not be written .the folder is read-only."), try_lock(lock):
+        pass

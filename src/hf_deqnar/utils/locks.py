@@ -7,6 +7,7 @@ therefore `try_lock` also removes files that were not refreshed for `LEASE_DURAT
 """
 
 import contextlib
+import errno
 import os
 import socket
 import tempfile
@@ -43,6 +44,8 @@ def try_lock(path: Path) -> Iterator[bool]:
     try:
         lease.acquire(blocking=False)
     except Timeout:
+        if not os.access(path.parent, os.W_OK):  # then nobody can take over the lock of a dead process
+            raise write_error(path, OSError(errno.EROFS, "the folder is read-only")) from None
         acquired = False
     except OSError as error:
         raise write_error(path, error) from error
