@@ -40,9 +40,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import MarianConfig, MarianMTModel
 
-import hf_deqnar.export.graphs
-import hf_deqnar.training.energy_run
-import hf_deqnar.training.run
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
 from hf_deqnar.cli import line_translation
 from hf_deqnar.cli.main import main as command_line

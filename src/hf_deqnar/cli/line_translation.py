@@ -178,9 +178,7 @@ def write_output(options: TranslationArguments, total: int | None, processes: in
     return 1 if failures else 0
 
 
-def write_lines(
-    options: TranslationArguments, total: int | None, processes: int, unfinished: Path
-) -> tuple[int, int]:
+def write_lines(options: TranslationArguments, total: int | None, processes: int, unfinished: Path) -> tuple[int, int]:
     """Translate the lines that are left into the unfinished file, and rename it; the numbers of lines and failures.
 
     The file is synchronised before its record is written, which has the digest of what is finished.

@@ -93,6 +93,33 @@ def distill(
     if not 0 <= process < processes:
         raise ValueError(f"process {process} is not one of {processes}; they are numbered from 0.")
     clean_texts(pair.source for pair in pairs)  # invalid text is an error now, not hours later
+    manifest = manifest_of(pairs, teacher, source, target, options)
+    folder, fingerprint = open_folder(output, manifest)
+    shards = split_into_shards([pair.source for pair in pairs], options.shard_sentences)
+    job = Job(pairs, shards, teacher, options, folder, fingerprint)
+    targets = targets or TargetOptions()
+    selection = record_of(targets, pairs)
+    while not is_finished(output, selection, targets):
+        translate_shards(job, process, processes)
+        finished = [job.read(number) for number in range(len(job.shards))]
+        if None in finished:  # damaged since it was translated
+            continue
+        figures, records = result_of(
+            pairs, job.shards, finished, teacher, options, targets, source=source, target=target
+        )
+        figures["targets"] = selection
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        figures["output"] = fingerprint_of(lines)
+        output.unlink(missing_ok=True)  # never targets of one selection with the statistics of another
+        write_json(statistics_path(output), figures, folder)
+        write_atomically(output, lines, folder)
+    return read_statistics(output)
+
+
+def manifest_of(
+    pairs: list[Pair], teacher: Teacher, source: str, target: str, options: TeacherOptions
+) -> dict[str, Any]:
+    """Everything that determines the translations."""
     manifest = {
         "corpus": fingerprint_of(pair.source for pair in pairs),
         "sentences": len(pairs),
@@ -104,27 +131,32 @@ def distill(
         del manifest["nearest_by"]  # unknown to outputs of earlier versions, which can be resumed
     if options.nearest:
         manifest["references"] = fingerprint_of("\n".join(pair.references) for pair in pairs)
-    folder, fingerprint = open_folder(output, manifest)
-    shards = split_into_shards([pair.source for pair in pairs], options.shard_sentences)
-    job = Job(pairs, shards, teacher, options, folder, fingerprint)
-    targets = targets or TargetOptions()
-    selection = record_of(targets, pairs)
-    while not is_finished(output, selection, targets):
-        translate_shards(job, process, processes)
-        finished = [job.read(number) for number in range(len(job.shards))]
-        if None in finished:  # damaged since it was translated
-            continue
-        rows = in_corpus_order(job.shards, [rows for _, rows in finished])
-        texts, chosen = select_targets(pairs, [row["text"] for row in rows], targets)
-        figures = {**statistics(rows, sum(header["seconds"] for header, _ in finished)), **chosen}
-        records = ({source: pair.source, target: text} for pair, text in zip(pairs, texts, strict=True))
-        lines = [json.dumps(record, ensure_ascii=False) for record in records]
-        figures = {"teacher": teacher.name, "options": asdict(options), "targets": selection, **figures}
-        figures["output"] = fingerprint_of(lines)
-        output.unlink(missing_ok=True)  # never targets of one selection with the statistics of another
-        write_json(statistics_path(output), figures, folder)
-        write_atomically(output, lines, folder)
-    return read_statistics(output)
+    return manifest
+
+
+def result_of(
+    pairs: list[Pair],
+    shards: list[list[int]],
+    finished: list[Any],
+    teacher: Teacher,
+    options: TeacherOptions,
+    targets: TargetOptions,
+    *,
+    source: str,
+    target: str,
+) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Statistics and records of the result.
+
+    Args:
+        pairs, teacher, options, targets, source, target: as for `distill`.
+        shards: indices of the pairs of every shard.
+        finished: header and rows of every shard.
+    """
+    rows = in_corpus_order(shards, [rows for _, rows in finished])
+    texts, chosen = select_targets(pairs, [row["text"] for row in rows], targets)
+    figures = {**statistics(rows, sum(header["seconds"] for header, _ in finished)), **chosen}
+    records = [{source: pair.source, target: text} for pair, text in zip(pairs, texts, strict=True)]
+    return {"teacher": teacher.name, "options": asdict(options), **figures}, records
 
 
 def is_finished(output: Path, selection: dict[str, Any], targets: TargetOptions) -> bool:

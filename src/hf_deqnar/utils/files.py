@@ -101,8 +101,13 @@ def read_json(path: Path, *names: str, remedy: str) -> dict[str, Any]:
         names: keys that the object must have.
         remedy: what the user can do if the file is damaged; ends the error message.
     """
+    return read_json_text(path.read_bytes(), path, *names, remedy=remedy)
+
+
+def read_json_text(content: bytes, path: Path | str, *names: str, remedy: str) -> dict[str, Any]:
+    """As `read_json`, from the content of the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(content.decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
     if not isinstance(found, dict):
@@ -112,7 +117,7 @@ def read_json(path: Path, *names: str, remedy: str) -> dict[str, Any]:
     return found
 
 
-def write_error(path: Path, error: OSError) -> OSError:
+def write_error(path: Path | str, error: OSError) -> OSError:
     """The error to raise when `path` could not be written."""
     return OSError(
         f"{path} could not be written ({error.strerror or error}); all finished files are intact. Fix the cause and "
