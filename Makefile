@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo lint test test-fast test-browser docs clean
+.PHONY: install demo lint test test-fast test-browser test-ray docs clean
 
 # The packages that translation needs; `make install` adds the others.
 $(VENV)/.translates: pyproject.toml constraints.txt
@@ -50,6 +50,11 @@ $(VENV)/.browser: $(VENV)/.installed
 docs: $(VENV)/.documents
 	$(BIN)/python experiments/results_page.py > docs/results.md.new && mv docs/results.md.new docs/results.md
 	$(BIN)/mkdocs build --strict
+
+# `hf-deqnar distill --ray` on a cluster of this machine.
+test-ray: install
+	$(BIN)/pip install --quiet -e ".[ray]" -c constraints.txt
+	$(BIN)/python -m pytest tests/ray
 
 $(VENV)/.documents: $(VENV)/.translates
 	$(BIN)/pip install --quiet -e ".[docs,train]" -c constraints.txt

@@ -2,6 +2,7 @@
 
     python experiments/faults.py --rounds 20
     python experiments/faults.py --rounds 5 --operations distill translate --faults kill damage
+    python experiments/faults.py --quick
 
 A round makes a new folder, runs an operation with a fault at a random time or place, repeats the same command without
 it, and compares what it wrote with an uninterrupted run: translated lines, logged updates and weights, exported files.
@@ -598,23 +599,33 @@ def start_server(models: Models, log: Path, port: str = "0") -> tuple[Process, s
 SERVED = ("kill", "terminate")
 
 
-def run(operations: list[str], faults: list[str], rounds: int, folder: Path) -> dict[tuple[str, str], Outcome]:
-    """Measure every operation with every fault that applies to it."""
+# What `make test` runs.
+QUICK = [
+    *(("translate", fault) for fault in FAULTS),
+    *(("distill", fault) for fault in FAULTS),
+    *(("train", fault) for fault in ("kill", "terminate", "damage")),
+    ("teacher", "kill"),
+    ("energy", "kill"),
+    ("serve", "kill"),
+]
+
+
+def run(chosen: list[tuple[str, str]], rounds: int, folder: Path) -> dict[tuple[str, str], Outcome]:
+    """Measure operations with faults, of which those are left out that do not apply to an operation."""
     models_folder = folder / "models"
     models_folder.mkdir()
     models, outcomes = Models(models_folder), {}
     line_translation.BATCHES_OF_A_CHUNK = 4  # so that the lines are several chunks
-    for name in operations:
+    references: dict[str, Reference] = {}
+    for name, fault in chosen:
         if name == "serve":
-            for fault in (fault for fault in faults if fault in SERVED):
+            if fault in SERVED:
                 outcomes[name, fault] = serve(fault, rounds, models, folder)
-            continue
-        reference = uninterrupted(name, models, folder)
-        for fault in faults:
-            if fault == "memory" and OPERATIONS[name].out_of_memory is None:
-                continue
-            outcomes[name, fault] = measure(name, fault, rounds, models, folder, reference)
-            print(f"{name}, {fault}: done", file=sys.stderr, flush=True)
+        elif fault != "memory" or OPERATIONS[name].out_of_memory is not None:
+            if name not in references:
+                references[name] = uninterrupted(name, models, folder)
+            outcomes[name, fault] = measure(name, fault, rounds, models, folder, references[name])
+        print(f"{name}, {fault}: done", file=sys.stderr, flush=True)
     return outcomes
 
 
@@ -633,9 +644,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="Rounds of every operation with every fault.")
     parser.add_argument("--operations", nargs="+", choices=names, default=names)
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
+    parser.add_argument("--quick", action="store_true", help="One round of a selection, as in the tests.")
     options = parser.parse_args(arguments)
+    chosen = [(name, fault) for name in options.operations for fault in options.faults]
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        outcomes = run(options.operations, options.faults, options.rounds, Path(folder))
+        outcomes = run(QUICK if options.quick else chosen, 1 if options.quick else options.rounds, Path(folder))
     print(table(outcomes))
     problems = [problem for found in outcomes.values() for problem in found.problems]
     for problem in problems:

@@ -171,8 +171,8 @@ def distill_shards(
             f"{len(missing)} of {len(shards)} shards of {output.address} are not finished ({named}); the last process "
             "joins them. If no process is running, repeat the command, with any number of processes."
         )
-    figures, lines = result_of(pairs, shards, finished, teacher, options, targets, source=source, target=target)
-    write_result(output, lines, {**figures, "targets": selection})
+    figures, records = result_of(pairs, shards, finished, teacher, options, targets, source=source, target=target)
+    write_result(output, records, {**figures, "targets": selection})
     return figures
 
 
@@ -215,21 +215,21 @@ def read_manifest(store: Store, content: bytes) -> dict[str, Any]:
     return read_json_text(content, f"{store.address}/{MANIFEST}", remedy=remedy)
 
 
-def write_result(output: Output, lines: list[dict[str, Any]], figures: dict[str, Any]) -> None:
+def write_result(output: Output, records: list[dict[str, str]], figures: dict[str, Any]) -> None:
     """Write the result, remove parts of another division, and write the statistics last."""
     statistics, result = output.beside("statistics.json"), Store(output.address)
     statistics.remove()
     digests = {}
-    for name, first, end in output.files(len(lines)):
-        content = encode(lines[first:end], output.format)
+    for name, first, end in output.files(len(records)):
+        content = encode(records[first:end], output.format)
         result.write(content, name)
         digests[name] = hashlib.sha256(content).hexdigest()
     if output.is_folder:
         for name in result.names():
             if name.startswith("part-") and name not in digests:
                 result.remove(name)
-    content = json.dumps({**figures, "files": digests}, indent=2, ensure_ascii=False) + "\n"
-    statistics.write(content.encode())
+    text = json.dumps({**figures, "files": digests}, indent=2, ensure_ascii=False)
+    statistics.write(f"{text}\n".encode())
 
 
 def written_statistics(output: Output, selection: dict[str, Any], sentences: int) -> dict[str, Any] | None:
@@ -250,8 +250,8 @@ def written_statistics(output: Output, selection: dict[str, Any], sentences: int
     return figures
 
 
-def encode(lines: list[dict[str, Any]], file_format: str | None) -> bytes:
-    """The content of a file; equal lines give equal bytes."""
+def encode(records: list[dict[str, str]], file_format: str | None) -> bytes:
+    """The content of a file; equal records give equal bytes."""
     if file_format == "parquet":
         try:
             import pyarrow
@@ -259,9 +259,9 @@ def encode(lines: list[dict[str, Any]], file_format: str | None) -> bytes:
         except ImportError as error:
             raise ImportError("Writing Parquet files needs pyarrow: pip install 'hf_deqnar[train]'.") from error
         written = io.BytesIO()
-        parquet.write_table(pyarrow.Table.from_pylist(lines), written, compression="zstd")
+        parquet.write_table(pyarrow.Table.from_pylist(records), written, compression="zstd")
         return written.getvalue()
-    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines).encode()
+    text = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records).encode()
     return text if file_format == "jsonl" else gzip_bytes(text)
 
 
