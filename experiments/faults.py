@@ -572,6 +572,7 @@ def serve(fault: str, rounds: int, models: Models, folder: Path) -> Outcome:
                 client.join(LONGEST)
         except Broken as error:
             outcome.problems.append(f"serve, {fault}, round {number}: {error}")
+            answers.clear()
         finally:
             stopped.set()
             server.kill(signal.SIGKILL)
