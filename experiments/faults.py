@@ -394,7 +394,7 @@ def disk(attempt: Round) -> int:
             process = attempt.start()
             full = process.finish() != 0
             if full:
-                attempt.refused(process, "No space left", "Errno 28", "os error 28")
+                attempt.refused(process, "No space left", "no space left", "Errno 28", "os error 28")
             subprocess.run(["mount", "-o", "remount,size=1g", str(attempt.folder)], check=True)
             attempt.completes()
             copy = shutil.copytree(attempt.folder, attempt.folder.with_name(f"{attempt.folder.name}.copy"))

@@ -481,7 +481,10 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _not_written(self, name: str, error: Exception) -> str:
         last = get_last_checkpoint(self.args.output_dir)
         remaining = "there is no earlier checkpoint" if last is None else f"{last} is intact"
-        return f"{name} could not be written to {self.args.output_dir} ({error}); {remaining}."
+        reason = (
+            "probably no space left on the disk" if "iostream error" in str(error) else error
+        )  # of torch's C++ code
+        return f"{name} could not be written to {self.args.output_dir} ({reason}); {remaining}."
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> TrainOutput:
         """As in transformers; afterwards the model has the average of the best weights.
