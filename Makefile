@@ -32,10 +32,10 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --ignore tests/ray
 
 test-fast: install
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --ignore tests/ray -m "not slow"
 
 # The page of `hf-deqnar demo` in Chromium, which is installed from Debian's packages if it is missing.
 test-browser: $(VENV)/.browser
