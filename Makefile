@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo lint test test-fast test-browser docs clean
+.PHONY: install demo lint test test-fast test-browser test-ray docs clean
 
 # The packages that translation needs; `make install` adds the others.
 $(VENV)/.translates: pyproject.toml constraints.txt
@@ -32,10 +32,10 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --ignore tests/ray
 
 test-fast: install
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --ignore tests/ray -m "not slow"
 
 # The page of `hf-deqnar demo` in Chromium, which is installed from Debian's packages if it is missing.
 test-browser: $(VENV)/.browser
@@ -50,6 +50,11 @@ $(VENV)/.browser: $(VENV)/.installed
 docs: $(VENV)/.documents
 	$(BIN)/python experiments/results_page.py > docs/results.md.new && mv docs/results.md.new docs/results.md
 	$(BIN)/mkdocs build --strict
+
+# `hf-deqnar distill --ray` on a cluster of this machine.
+test-ray: install
+	$(BIN)/pip install --quiet -e ".[ray]" -c constraints.txt
+	$(BIN)/python -m pytest tests/ray
 
 $(VENV)/.documents: $(VENV)/.translates
 	$(BIN)/pip install --quiet -e ".[docs,train]" -c constraints.txt

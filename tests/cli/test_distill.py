@@ -186,3 +186,62 @@ def test_gamma_is_tuned_only_on_the_sentences_the_candidates_were_made_for(folde
     names = ["--source", "en", "--target", "de", "--references", str(folder / "data.jsonl")]
     assert main(["distill", "--tune_gamma", str(other), *names]) == 2
     assert "do not have the same sentences in order" in last_line(capsys)
+
+
+def shares(folder, output, *flags) -> list[str]:
+    return ["distill", "--teacher", str(folder / "tiny"), *columns(folder), *QUICK, "--output", str(output), *flags]
+
+
+def test_a_slurm_array_of_torchrun_processes_divides_the_shards(folder, tmp_path, monkeypatch, capsys):
+    """Two tasks, numbered from 1, with two processes each."""
+    output, alone = f"file://{tmp_path}/out.jsonl", tmp_path / "alone.jsonl"
+    assert main(shares(folder, alone)) == 0
+    capsys.readouterr()
+    for name, value in {"MIN": "1", "MAX": "2", "COUNT": "2"}.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for number, (task, rank) in enumerate([("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]):
+        assert not (tmp_path / "out.jsonl").exists()
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        monkeypatch.setenv("RANK", rank)
+        assert main(shares(folder, output)) == 0
+        printed = capsys.readouterr().out
+        if number < 3:
+            assert f"The shards of process {number} of 4 are finished. " in printed
+    assert f"written to {output}" in printed
+    assert (tmp_path / "out.jsonl").read_bytes() == alone.read_bytes()
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", "9")
+    assert main(shares(folder, tmp_path / "other.jsonl", "--shard", "0/1")) == 0
+    assert main(shares(folder, output)) == 2
+    assert "The Slurm array has gaps (2 tasks from 1 to 9)" in capsys.readouterr().err
+
+
+def test_shares_are_joined_by_a_later_command(folder, tmp_path, capsys):
+    output = tmp_path / "out.jsonl.gz"
+    assert main(shares(folder, output, "--shard", "1/2")) == 0
+    assert "3 of 5 shards of" in capsys.readouterr().out
+    assert main(shares(folder, output, "--join")) == 2
+    assert "3 of 5 shards of" in last_line(capsys)
+    assert not output.exists()
+    assert main(shares(folder, output, "--shard", "0/2")) == 0
+    joined = output.read_bytes()
+    output.unlink()
+    assert main(shares(folder, output, "--join")) == 0
+    assert output.read_bytes() == joined
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--shard", "2/2"], "--shard 2/2 should be I/N with I from 0 to N − 1"),
+        (["--shard", "0/2", "--processes", "2"], "leave out --process and --processes"),
+        (["--part_format", "parquet"], "part_format is about an output that is a folder of parts"),
+        (["--ray_actors", "3"], "ray_actors has no effect without --ray"),
+        (["--ray", "local", "--shard", "0/2"], "--ray translates all shards"),
+        (["--join", "--teacher", "a", "b"], "Several teachers are distilled into a local file"),
+    ],
+)
+def test_options_of_shares_without_effect_are_refused(folder, tmp_path, capsys, flags, message):
+    assert main(shares(folder, tmp_path / "out.jsonl", *flags)) == 2
+    assert message in last_line(capsys)
+    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import pytest
 
 from hf_deqnar.cli import line_translation
 from hf_deqnar.cli.line_workers import map_in_processes
+from hf_deqnar.utils.locks import try_lock
 
 from ..conftest import SENTENCES
 
@@ -143,7 +144,7 @@ def test_an_interrupted_output_is_resumed(run, saved, corpus, tmp_path, monkeypa
     write_json, records = line_translation.write_json, []
 
     def fails(path, values):
-        if len(records) == 4:
+        if len(records) == 3:
             raise OSError(28, "No space left on device")
         records.append(values["lines"])
         write_json(path, values)
@@ -153,7 +154,7 @@ def test_an_interrupted_output_is_resumed(run, saved, corpus, tmp_path, monkeypa
     stopped = run("translate", *options, "--output", output)
     assert stopped.returncode == 2
     assert "corpus.de could not be written (No space left on device)" in stopped.stderr
-    assert records == [0, 16, 32, 48]
+    assert records == [16, 32, 48]
     assert not output.exists()
     monkeypatch.setattr(line_translation, "write_json", write_json)
 
@@ -162,6 +163,84 @@ def test_an_interrupted_output_is_resumed(run, saved, corpus, tmp_path, monkeypa
     assert "22 lines in" in resumed.stderr
     assert output.read_text() == expected
     assert resumed.returncode == 1  # line 41 failed before the interruption
+
+
+def interrupted(run, options, output, monkeypatch) -> None:
+    """Stop a run after its first record."""
+    write_json = line_translation.write_json
+
+    def fails(path, values):
+        write_json(path, values)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(line_translation, "write_json", fails)
+        assert run("translate", *options, "--output", output).returncode == 2
+
+
+def test_damaged_lines_of_an_interrupted_output_are_translated_again(run, saved, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(line_translation, "BATCHES_OF_A_CHUNK", 1)
+    options = ["--model", saved["ctc"], "--input", corpus, "--batch-size", "16"]
+    output = tmp_path / "corpus.de"
+    interrupted(run, options, output, monkeypatch)
+    unfinished = tmp_path / "corpus.de.unfinished"
+    content = bytearray(unfinished.read_bytes())
+    content[5] ^= 1
+    unfinished.write_bytes(content)
+    resumed = run("translate", *options, "--output", output)
+    assert f"{unfinished} is damaged; its lines are translated again." in resumed.stderr
+    assert "are done" not in resumed.stderr
+    assert output.read_text() == run("translate", *options).stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus.de"]
+
+
+def test_two_runs_do_not_write_the_same_output(run, saved, corpus, tmp_path):
+    output = tmp_path / "corpus.de"
+    with try_lock(tmp_path / "corpus.de.unfinished.lock"):
+        refused = run("translate", "--model", saved["ctc"], "--input", corpus, "--output", output)
+    assert refused.returncode == 2
+    assert refused.stderr.strip().endswith(f"Another run is writing {output}; wait for it, or choose another --output.")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [MemoryError("of the test"), RuntimeError("CUDA out of memory. Tried to allocate")])
+def test_batches_that_exhaust_the_memory_are_halved(run, saved, corpus, tmp_path, monkeypatch, error):
+    options = ["--model", saved["ctc"], "--input", corpus, "--batch-size", "16"]
+    expected = run("translate", *options)
+    call, sizes = line_translation.DeqNarTranslationPipeline.__call__, []
+
+    def limited(self, texts, **settings):
+        if isinstance(texts, list):
+            sizes.append(len(texts))
+            if len(texts) > 10 or ENGLISH[2] in texts:
+                raise error
+        return call(self, texts, **settings)
+
+    monkeypatch.setattr(line_translation.DeqNarTranslationPipeline, "__call__", limited)
+    done = run("translate", *options)
+    failed = [number for number, line in enumerate(corpus.read_bytes().split(b"\n"), 1) if line == ENGLISH[2].encode()]
+    lines = expected.stdout.split("\n")
+    assert done.stdout.split("\n") == ["" if n in failed else line for n, line in enumerate(lines, 1)]
+    assert f"line {failed[0]}: not enough memory ({error})" in done.stderr
+    assert max(sizes) == 69
+    assert done.returncode == 1
+
+
+def test_exhausted_memory_is_one_line_and_other_errors_of_torch_are_not(run, saved, monkeypatch):
+    def fails(error):
+        def call(self, *rest, **settings):
+            raise error
+
+        monkeypatch.setattr(line_translation.DeqNarTranslationPipeline, "__call__", call)
+        return run("translate", "--model", saved["ctc"], "Hello.")
+
+    done = fails(RuntimeError("[enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory"))
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Memory is exhausted ([enforce fail" in done.stderr
+    assert "use smaller batches (--batch_size" in done.stderr
+    with pytest.raises(RuntimeError, match="shapes"):
+        fails(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 def test_another_command_does_not_resume(run, saved, corpus, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import threading
 
 import httpx
 import pytest
+import uvicorn
 
 
 @pytest.fixture
@@ -52,6 +53,32 @@ def test_accepted_requests_are_answered_after_sigterm(start, tmp_path):
     assert all(len(answer.json()["translatedText"]) == 40 for answer in answers)
     assert process.wait(timeout=30) == 0
     assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_between_the_address_and_the_first_request_ends_the_server(run, saved, monkeypatch, number):
+    """Such a signal was lost before."""
+    serve, late, before = uvicorn.Server.run, [], {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def run_after_signal(server, sockets):
+        def give_up():
+            late.append(1)
+            server.should_exit = True
+
+        timer = threading.Timer(20, give_up)
+        timer.start()
+        os.kill(os.getpid(), number)
+        serve(server, sockets=sockets)
+        timer.cancel()
+
+    monkeypatch.setattr(uvicorn.Server, "run", run_after_signal)
+    try:
+        done = run("serve", "--model", saved["ctc"], "--source", "en", "--target", "de", "--port", 0)
+    finally:
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
+    assert done.returncode == 0
+    assert not late
 
 
 def test_wrong_settings_are_one_readable_line(run, saved, tmp_path):

@@ -71,6 +71,24 @@ def test_a_second_call_uses_the_cache(tokenizer, tmp_path):
     assert changed.fingerprint != first.fingerprint
 
 
+@pytest.mark.parametrize("damage", ["a flipped bit", "half of the file", "no checksum"])
+def test_a_damaged_cache_is_named_and_made_again(tokenizer, tmp_path, caplog, damage):
+    first = tokenize_pairs(PAIRS, tokenizer, max_length=60, cache=tmp_path)
+    (file,) = tmp_path.rglob("*.arrow")
+    intact = file.read_bytes()
+    changed = bytearray(intact)
+    changed[intact.index(bytes(first.dataset["input_ids"][0][0].to_bytes(4, "little")))] ^= 1
+    broken = {"a flipped bit": changed, "half of the file": intact[: len(intact) // 2], "no checksum": changed}[damage]
+    file.unlink()  # the old content remains mapped
+    file.write_bytes(broken)
+    if damage == "no checksum":
+        file.with_suffix(".json").unlink()
+    again = tokenize_pairs(PAIRS, tokenizer, max_length=60, cache=tmp_path)
+    assert again.dataset[:] == first.dataset[:]
+    assert (f"{file} is damaged; the texts are tokenized again." in caplog.text) == (damage != "no checksum")
+    assert sorted(path.suffix for path in file.parent.iterdir()) == [".arrow", ".json"]
+
+
 def test_errors_about_invalid_text_name_the_sentence(tokenizer, tmp_path):
     for bad in (Pair("\ud800", ["x"]), Pair("x", ["\ud800"])):
         for read in (tokenize_pairs, tokenize_for_validation):

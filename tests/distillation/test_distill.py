@@ -144,6 +144,24 @@ def test_a_finished_output_is_not_changed(teacher, tmp_path, monkeypatch):
     assert distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS) == first
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_a_damaged_output_is_named_and_not_taken_for_finished(teacher, tmp_path, name, monkeypatch):
+    output = tmp_path / name
+    distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS)
+    intact = output.read_bytes()
+    flipped = bytearray(intact)
+    flipped[len(intact) // 2] ^= 1
+    monkeypatch.setattr(distillation, "translate_texts", None)
+    for content in (flipped, intact[:-30], intact[: len(intact) // 2], b""):
+        output.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} is damaged or was changed .* rename or remove it"):
+            distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS)
+        assert output.read_bytes() == content
+    output.unlink()
+    distill(corpus(), teacher, output, options=OPTIONS, **COLUMNS)
+    assert output.read_bytes() == intact
+
+
 def test_another_corpus_teacher_or_option_is_refused_and_no_file_changes(teacher, tokenizer, tmp_path, monkeypatch):
     output = tmp_path / "out.jsonl"
     stop_after(3, monkeypatch)

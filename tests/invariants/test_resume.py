@@ -123,6 +123,86 @@ def test_run_killed_while_saving_resumes_from_previous_checkpoint(
     assert not (tmp_path / "writing" / UNFINISHED).exists()
 
 
+def flip_a_bit(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
+    make_trainer,  # noqa: F811
+    uninterrupted,
+    tmp_path,
+    caplog,
+):
+    trainer = make_trainer("stopped", **settings())
+    trainer.add_callback(KillAt(7))
+    with pytest.raises(Killed):
+        trainer.train()
+    run = tmp_path / "stopped"
+    flip_a_bit(run / "checkpoint-6" / "optimizer.pt")
+    with pytest.raises(ValueError, match="checkpoint-6/optimizer.pt is damaged: .*; resume from another checkpoint"):
+        make_trainer("stopped", **settings()).train(resume_from_checkpoint=str(run / "checkpoint-6"))
+    resumed = make_trainer("stopped", **settings())
+    resumed.train(resume_from_checkpoint=True)
+    assert "checkpoint-6/optimizer.pt is damaged" in caplog.text
+    assert f"{run / 'checkpoint-4'} is used instead" in caplog.text
+    found = final_weights(resumed)
+    assert all(torch.equal(found[name], uninterrupted[name]) for name in uninterrupted)
+    for checkpoint in run.glob("checkpoint-*"):
+        (checkpoint / "trainer_state.json").write_text("{")
+    with pytest.raises(ValueError, match=r"checkpoint-\d/trainer_state.json is damaged.*no intact checkpoint; remove"):
+        make_trainer("stopped", **settings()).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, lambda path: os.truncate(path, 1000)])
+def test_damaged_best_weights_are_named_and_not_averaged(make_trainer, tmp_path, damage):  # noqa: F811
+    trainer = make_trainer("stopped", **{**settings(), "average_best": 2})
+    trainer.add_callback(KillAt(7))
+    with pytest.raises(Killed):
+        trainer.train()
+    for file in (tmp_path / "stopped" / "best").iterdir():
+        damage(file)
+    resumed = make_trainer("stopped", **{**settings(), "average_best": 8})
+    with pytest.raises(ValueError, match=r"best/step-\d.safetensors is damaged \(.*\); remove it, and the run"):
+        resumed.train(resume_from_checkpoint=True)
+
+
+class TerminateAt(TrainerCallback):
+    """Sends SIGTERM to this process in the middle of an update."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_pre_optimizer_step(self, args, state, control, **rest):
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "no"])
+def test_sigterm_writes_a_checkpoint_from_which_the_run_ends_with_the_same_weights(
+    make_trainer,  # noqa: F811
+    tmp_path,
+    capsys,
+    strategy,
+):
+    options = {**settings(), "save_strategy": strategy, "eval_strategy": strategy, "average_best": 3}
+    full = weights_of_a_whole_run(make_trainer, **options)
+    handler = signal.getsignal(signal.SIGTERM)
+    stopped = make_trainer("stopped", **options)
+    stopped.add_callback(TerminateAt(4))
+    with pytest.raises(SystemExit) as ended:
+        stopped.train()
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert "Ended by SIGTERM after update 5 of 9; checkpoint-5 is written" in capsys.readouterr().err
+    assert (tmp_path / "stopped" / "checkpoint-5" / "model.safetensors").is_file()
+    resumed = make_trainer("stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    found = final_weights(resumed)
+    assert all(torch.equal(found[name], full[name]) for name in full)
+
+
 def test_best_weights_are_restored_on_resume(make_trainer):  # noqa: F811
     full = make_trainer("whole", **{**settings(), "average_best": 2})
     full.train()

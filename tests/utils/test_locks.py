@@ -167,3 +167,58 @@ def test_a_lock_that_cannot_be_created_is_a_one_line_error(lock):
     lock.mkdir()
     with pytest.raises(OSError, match=r"00000.lock could not be written \(Is a directory\)"), try_lock(lock):
         pass
+
+
+def test_an_incomplete_lock_from_the_future_does_not_block_for_ever(lock, caplog):
+    """The clock was set back after the process that created it was killed."""
+    lock.write_bytes(b"")
+    set_age(lock, -86400)
+    with try_lock(lock) as acquired:
+        assert acquired
+    assert "its owner is considered dead" in caplog.text
+    assert not list(lock.parent.iterdir())
+
+
+@pytest.mark.parametrize("age", [86400, -86400])
+def test_a_jump_of_the_clock_does_not_take_the_lock_of_a_live_process(lock, owner, age):
+    """A day forward or back, before the owner's next refresh."""
+    set_age(lock, age)
+    with try_lock(lock) as acquired:
+        assert not acquired
+    assert f"pid={owner.pid}" in lock.read_text()
+    assert [path.name for path in lock.parent.iterdir()] == [lock.name]
+
+
+def test_a_host_whose_clock_is_wrong_does_not_take_the_lock_of_another_host(lock, owner, monkeypatch):
+    """The times of both are those of the file system."""
+    content = lock.read_text().replace(f"host={socket.gethostname()}", "host=another")
+    owner.kill()
+    owner.wait()
+    lock.write_text(content)
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + 3600)
+        with try_lock(lock) as acquired:
+            assert not acquired
+    assert lock.read_text() == content
+
+
+def test_a_lock_that_is_seen_unchanged_for_long_enough_expires_whatever_the_clocks_say(lock, monkeypatch):
+    lock.write_bytes(b"")
+    with try_lock(lock) as acquired:
+        assert not acquired
+    later = time.monotonic() + locks.LEASE_DURATION + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: later)
+        with try_lock(lock) as acquired:
+            assert acquired
+
+
+def test_the_lock_of_a_dead_process_in_a_read_only_folder_is_an_error(lock, owner, monkeypatch):
+    """Nobody could take it over; the command said before that another run was writing there."""
+    owner.kill()
+    owner.wait()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != lock.parent)
+    monkeypatch.setattr(locks.SoftFileLease, "_try_break_stale_lock", lambda self: None)  # what such a folder causes
+    with pytest.raises(OSError, match="00000.lock could not be written .the folder is read-only."), try_lock(lock):
+        pass

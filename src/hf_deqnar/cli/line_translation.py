@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import math
+import os
 import queue
 import sys
 import threading
@@ -22,6 +23,8 @@ from ..models.deqnar.pipeline_deqnar import DeqNarTranslationPipeline, shortened
 from ..models.deqnar.streaming import TerminalStreamer
 from ..models.deqnar.text import clean_text
 from ..utils.files import read_json, write_error, write_json
+from ..utils.locks import try_lock
+from ..utils.memory import is_out_of_memory
 from .line_workers import available_cores, map_in_processes
 from .loading import bundled_model, load_model
 from .translate import TranslationArguments
@@ -158,31 +161,14 @@ def write_output(options: TranslationArguments, total: int | None, processes: in
     """Translate into --output. Lines are written to FILE.unfinished, from which the same command resumes."""
     assert options.output is not None
     unfinished = options.output.with_name(f"{options.output.name}.unfinished")
-    record = unfinished.with_name(f"{unfinished.name}.json")
-    key = resumption_key(options)
-    start, failures, count = time.perf_counter(), 0, 0
-    try:
-        done, size, earlier = finished_lines(unfinished, record, key)
-        if done:
-            print(f"{unfinished}: {done:,} lines are done; resuming after them.", file=sys.stderr)
-        else:
-            write_json(record, {"key": key, "lines": 0, "bytes": 0, "failures": 0})
-        with unfinished.open("r+b" if done else "wb") as file, progress_bar(total, done) as progress:
-            file.truncate(size)
-            file.seek(size)
-            failures += earlier
-            for translated in translate_input(options, processes, skipped=done):
-                file.write(translated.output.encode("utf-8", errors="replace"))
-                file.flush()
-                print(translated.messages, end="", file=sys.stderr)
-                failures += translated.failures
-                count += translated.lines
-                progress.update(translated.lines)
-                write_json(record, {"key": key, "lines": done + count, "bytes": file.tell(), "failures": failures})
-        unfinished.replace(options.output)
-        record.unlink()
-    except OSError as error:
-        raise (write_error(options.output, error) if error.errno is not None else error) from error
+    start = time.perf_counter()
+    with try_lock(unfinished.with_name(f"{unfinished.name}.lock")) as acquired:
+        if not acquired:
+            raise ValueError(f"Another run is writing {options.output}; wait for it, or choose another --output.")
+        try:
+            count, failures = write_lines(options, total, processes, unfinished)
+        except OSError as error:
+            raise (write_error(options.output, error) if error.errno is not None else error) from error
     seconds = time.perf_counter() - start
     print(
         f"{options.output}: {count:,} lines in {seconds:.1f} s ({count / seconds:.1f} a second), "
@@ -190,6 +176,36 @@ def write_output(options: TranslationArguments, total: int | None, processes: in
         file=sys.stderr,
     )
     return 1 if failures else 0
+
+
+def write_lines(options: TranslationArguments, total: int | None, processes: int, unfinished: Path) -> tuple[int, int]:
+    """Translate the lines that are left into the unfinished file, and rename it; the numbers of lines and failures.
+
+    The file is synchronised before its record is written, which has the digest of what is finished.
+    """
+    record, key = unfinished.with_name(f"{unfinished.name}.json"), resumption_key(options)
+    done, size, failures, digest = finished_lines(unfinished, record, key)
+    count = 0
+    if done:
+        print(f"{unfinished}: {done:,} lines are done; resuming after them.", file=sys.stderr)
+    with unfinished.open("r+b" if done else "wb") as file, progress_bar(total, done) as progress:
+        file.truncate(size)
+        file.seek(size)
+        for translated in translate_input(options, processes, skipped=done):
+            output = translated.output.encode("utf-8", errors="replace")
+            file.write(output)
+            file.flush()
+            os.fsync(file.fileno())
+            digest.update(output)
+            print(translated.messages, end="", file=sys.stderr)
+            failures += translated.failures
+            count += translated.lines
+            progress.update(translated.lines)
+            finished = {"lines": done + count, "bytes": file.tell(), "sha256": digest.hexdigest()}
+            write_json(record, {"key": key, **finished, "failures": failures})
+    unfinished.replace(unfinished.with_name(unfinished.name.removesuffix(".unfinished")))
+    record.unlink(missing_ok=True)
+    return count, failures
 
 
 def resumption_key(options: TranslationArguments) -> str:
@@ -205,14 +221,27 @@ def resumption_key(options: TranslationArguments) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def finished_lines(unfinished: Path, record: Path, key: str) -> tuple[int, int, int]:
-    """Lines of the input that an interrupted run of the same command has translated, their bytes, and its failures."""
+def finished_lines(unfinished: Path, record: Path, key: str) -> tuple[int, int, int, Any]:
+    """Lines of the input that an interrupted run of the same command has translated, their bytes, failures and digest.
+
+    None of them if the file is not what was written.
+    """
+    digest = hashlib.sha256()
     if not (unfinished.is_file() and record.is_file()):
-        return 0, 0, 0
-    found = read_json(record, "key", "lines", "bytes", "failures", remedy=f"delete it and {unfinished} to start again")
-    if found["key"] != key or unfinished.stat().st_size < found["bytes"]:
-        return 0, 0, 0
-    return found["lines"], found["bytes"], found["failures"]
+        return 0, 0, 0, digest
+    remedy = f"delete it and {unfinished} to start again"
+    found = read_json(record, "key", "lines", "bytes", "sha256", "failures", remedy=remedy)
+    if found["key"] != key:
+        return 0, 0, 0, digest
+    with unfinished.open("rb") as file:
+        left = found["bytes"]
+        while left and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    if left or digest.hexdigest() != found["sha256"]:
+        print(f"{unfinished} is damaged; its lines are translated again.", file=sys.stderr)
+        return 0, 0, 0, hashlib.sha256()
+    return found["lines"], found["bytes"], found["failures"], digest
 
 
 def generate_settings(options: TranslationArguments, model: Any) -> dict:
@@ -341,15 +370,23 @@ def unfamiliar_part(pipeline: DeqNarTranslationPipeline, text: str) -> str | Non
 def translate_valid(
     pipeline: DeqNarTranslationPipeline, lines: list[Line], settings: dict, options: TranslationArguments
 ) -> list[list[dict]]:
-    """Translate lines together, or one by one if the batch fails; a line that fails gets a problem."""
+    """Translate lines together, or one by one if the batch fails; a line that fails gets a problem.
+
+    If memory is exhausted, both halves are translated separately: translations do not depend on the batch.
+    """
     texts = [line.text for line in lines]
     try:
         return pipeline(texts, batch_size=1 if options.watch else options.batch_size, **settings) if texts else []
-    except ValueError as error:
+    except (ValueError, RuntimeError, MemoryError) as error:
+        exhausted = is_out_of_memory(error)
+        if not exhausted and not isinstance(error, ValueError):
+            raise
         if len(lines) == 1:
-            lines[0].problem = str(error)
+            lines[0].problem = f"not enough memory ({error})" if exhausted else str(error)
             return []
-        return [record for line in lines for record in translate_valid(pipeline, [line], settings, options)]
+    size = max(1, len(lines) // 2) if exhausted else 1  # after `except`, because its error holds the batch's tensors
+    parts = [lines[first : first + size] for first in range(0, len(lines), size)]
+    return [record for part in parts for record in translate_valid(pipeline, part, settings, options)]
 
 
 def show(line: Line, translations: list[dict], options: TranslationArguments, output: TextIO | None = None) -> None:

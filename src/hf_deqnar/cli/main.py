@@ -1,10 +1,13 @@
 """Entry point of `hf-deqnar`."""
 
 import argparse
+import contextlib
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import hf_deqnar
 
@@ -55,6 +58,11 @@ GROUPS = {
 VERBS = {name: module for verbs, _ in GROUPS.values() for name, module in verbs.items()}
 
 
+MEMORY_REMEDY = (
+    "use smaller batches (--batch_size, in training --max_tokens with more --gradient_accumulation_steps, in distill "
+    "--batch_tokens with another output), fewer --processes, or a smaller model."
+)
+
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     name: bench.BENCHMARKS if module is bench else Command(module.__doc__, module.ARGUMENTS, module.run)
     for name, module in VERBS.items()
@@ -97,7 +105,25 @@ def main(arguments: list[str] | None = None) -> int:
     complete_if_asked("hf-deqnar", COMMANDS)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     program = f"hf-deqnar {arguments[0]}" if arguments and arguments[0] in VERBS else "hf-deqnar"
-    return exit_status(program, lambda: run_verb(program, arguments))
+    with unwinding_on_termination():
+        return exit_status(program, lambda: run_verb(program, arguments))
+
+
+@contextlib.contextmanager
+def unwinding_on_termination() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, so that locks are released, temporary files removed and other processes ended."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run_verb(program: str, arguments: list[str]) -> int | None:
@@ -129,7 +155,10 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
     except Exception as error:
         if not is_correctable(error):
             raise
-        print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
+        message = " ".join(str(error).split())
+        if is_memory_error(error):
+            message = f"Memory is exhausted ({message or 'MemoryError'}); {MEMORY_REMEDY}"
+        print(f"{program}: {message}", file=sys.stderr)
         return 2
     return 0
 
@@ -138,7 +167,16 @@ def is_correctable(error: Exception) -> bool:
     """Whether the user can correct the cause of an error, as opposed to a bug."""
     from huggingface_hub.errors import StrictDataclassError
 
-    return isinstance(error, (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError))
+    correctable = (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError)
+    return isinstance(error, correctable) or is_memory_error(error)
+
+
+def is_memory_error(error: Exception) -> bool:
+    if not isinstance(error, (MemoryError, RuntimeError)):
+        return False
+    from ..utils.memory import is_out_of_memory  # imports torch
+
+    return is_out_of_memory(error)
 
 
 if __name__ == "__main__":

@@ -109,11 +109,16 @@ def run(arguments: ServeArguments) -> None:
         server_header=False,
         timeout_graceful_shutdown=arguments.shutdown_seconds,
     )
+    server = uvicorn.Server(settings)
+
+    def end(*_: object) -> None:  # until uvicorn has its own handlers, and when it raises the signal again at its end
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
     host, port = listening.getsockname()[:2]
     print(f"Listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # after its shutdown, uvicorn raises the signal again
-    uvicorn.Server(settings).run(sockets=[listening])
+    server.run(sockets=[listening])
 
 
 def read_keys(path: Path) -> frozenset[str]:

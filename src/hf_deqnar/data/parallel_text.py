@@ -1,17 +1,20 @@
 """Reading parallel text.
 
 Formats: JSONL, TSV and CSV (each also gzipped), Parquet, two aligned text files (as in fairseq's data folders), and
-everything that the `datasets` library loads.
+everything that the `datasets` library loads. Files may also be at addresses such as `s3://bucket/train.jsonl.gz`.
 """
 
 import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
+
+from ..utils.storage import Store, is_address, matching
 
 
 @dataclass
@@ -28,12 +31,15 @@ def read_parallel(path: str | Path, source: str, target: str) -> list[Pair]:
     Args:
         path: a file ending in `.jsonl`, `.tsv`, `.csv` (or those + `.gz`) or `.parquet`; the common prefix of two
             aligned text files, `corpus` for `corpus.en` and `corpus.de`, or `iwslt14.tokenized.de-en/train`; or
-            `datasets:name,configuration,split`, where the configuration may be empty.
+            `datasets:name,configuration,split`, where the configuration may be empty. A file may be at an address of
+            fsspec, such as `s3://bucket/train.jsonl.gz`; several, in the order of their names, at one with `*`.
         source, target: names of the columns, usually languages such as `en` and `de`. They may also be keys of a column
             `translation`, as in many data sets.
     """
     if str(path).startswith("datasets:"):
         pairs = list(_read_dataset(str(path), source, target))
+    elif is_address(path):
+        pairs = [pair for one in matching(str(path)) for pair in _read_named(one, PurePath(one), source, target)]
     else:
         pairs = _read_file(Path(path), source, target)
     if not pairs:
@@ -92,23 +98,36 @@ def merge_repeated_sources(pairs: list[Pair]) -> list[Pair]:
 
 
 def _read_file(path: Path, source: str, target: str) -> list[Pair]:
-    formats = {".jsonl": _read_jsonl, ".tsv": _read_tsv, ".csv": _read_csv, ".parquet": _read_parquet}
-    ending = [suffix for suffix in path.suffixes if suffix != ".gz"][-1:]
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder; name a file in it or a prefix of aligned files, such as {path / 'train'}."
         )
-    if not path.is_file():
-        return _read_aligned(path, source, target)
+    return _read_named(path, path, source, target) if path.is_file() else _read_aligned(path, source, target)
+
+
+def _read_named(path: Path | str, name: PurePath, source: str, target: str) -> list[Pair]:
+    """The pairs of a file, or of an address, in the format that its name has."""
+    formats = {".jsonl": _read_jsonl, ".tsv": _read_tsv, ".csv": _read_csv, ".parquet": _read_parquet}
+    ending = [suffix for suffix in name.suffixes if suffix != ".gz"][-1:]
     if not ending or ending[0] not in formats:
         raise ValueError(f"{path}: unknown file format; the name should end in {', '.join(formats)}, or those + .gz.")
     return list(formats[ending[0]](path, source, target))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _open(path: Path | str) -> BinaryIO:
+    if isinstance(path, Path):
+        return path.open("rb")
+    content = Store(path).read()
+    if content is None:
+        raise FileNotFoundError(f"There is no {path}.")
+    return io.BytesIO(content)
+
+
+def _lines(path: Path | str) -> Iterator[tuple[int, str]]:
     """Numbered lines of a file; decoded one by one, so that an error names its line."""
     number = 0
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+    with _open(path) as opened:
+        file: Iterable[bytes] = gzip.GzipFile(fileobj=opened) if str(path).endswith(".gz") else opened
         try:
             for number, raw in enumerate(file, start=1):
                 try:
@@ -120,7 +139,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             raise ValueError(f"{path} is damaged after line {number}: {error}") from error
 
 
-def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:
+def _read_jsonl(path: Path | str, source: str, target: str) -> Iterator[Pair]:
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -133,12 +152,12 @@ def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:
         yield _pair(record, source, target, path, number)
 
 
-def _read_tsv(path: Path, source: str, target: str) -> Iterator[Pair]:
+def _read_tsv(path: Path | str, source: str, target: str) -> Iterator[Pair]:
     rows = ((number, line.split("\t")) for number, line in _lines(path))
     yield from _read_table(rows, source, target, path)
 
 
-def _read_csv(path: Path, source: str, target: str) -> Iterator[Pair]:
+def _read_csv(path: Path | str, source: str, target: str) -> Iterator[Pair]:
     reader = csv.reader(f"{line}\n" for _, line in _lines(path))  # a quoted cell may contain line breaks
     try:
         yield from _read_table(((reader.line_num, row) for row in reader), source, target, path)
@@ -146,7 +165,7 @@ def _read_csv(path: Path, source: str, target: str) -> Iterator[Pair]:
         raise ValueError(f"{path}, line {reader.line_num}: not valid CSV ({error}).") from error
 
 
-def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str, path: Path) -> Iterator[Pair]:
+def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str, path: Path | str) -> Iterator[Pair]:
     """Pairs of numbered rows, of which the first contains the column names."""
     _, names = next(rows, (1, []))
     for number, cells in rows:
@@ -157,13 +176,14 @@ def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str,
         yield _pair(dict(zip(names, cells, strict=True)), source, target, path, number)
 
 
-def _read_parquet(path: Path, source: str, target: str) -> Iterator[Pair]:
+def _read_parquet(path: Path | str, source: str, target: str) -> Iterator[Pair]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
         raise ImportError("Reading Parquet files needs pyarrow: pip install 'hf_deqnar[train]'.") from error
     try:
-        records = parquet.read_table(path).to_pylist()
+        with _open(path) as file:
+            records = parquet.read_table(file).to_pylist()
     except ArrowInvalid as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from error
     for number, record in enumerate(records, start=1):

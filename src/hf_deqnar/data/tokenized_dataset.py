@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..models.deqnar.text import clean_text
+from ..utils.files import digest_of, write_json
 from ..utils.fingerprints import fingerprint_of
+from ..utils.locks import wait_for_lock
 from .parallel_text import Pair
 
 if TYPE_CHECKING:  # part of the train extra
@@ -157,7 +160,7 @@ def map_cached(
     description: str = "tokenizing",
     processes: int | None = None,
 ) -> "Dataset":
-    """Apply a function to columns of texts, or load the result from the cache.
+    """Apply a function to columns of texts, or load the result from the cache if its files are intact.
 
     Args:
         texts: columns by name; the result has the columns that the function returns, and `number`.
@@ -171,15 +174,41 @@ def map_cached(
     folder = Path(datasets.config.HF_DATASETS_CACHE if cache is None else cache) / "hf_deqnar" / "tokenized"
     folder.mkdir(parents=True, exist_ok=True)
     numbered = {**texts, "number": list(range(len(next(iter(texts.values())))))}
-    return datasets.Dataset.from_dict(numbered).map(
-        function,
-        batched=True,
-        remove_columns=list(texts),
-        cache_file_name=str(folder / f"{fingerprint}.arrow"),
-        new_fingerprint=fingerprint,
-        num_proc=processes,
-        desc=description,
-    )
+    with wait_for_lock(folder / f"{fingerprint}.lock"):
+        known = intact_files(folder, fingerprint)
+        tokenized = datasets.Dataset.from_dict(numbered).map(
+            function,
+            batched=True,
+            remove_columns=list(texts),
+            cache_file_name=str(folder / f"{fingerprint}.arrow"),
+            new_fingerprint=fingerprint,
+            num_proc=processes,
+            desc=description,
+        )
+        files = sorted(folder.glob(f"{fingerprint}*.arrow"))
+        if [path.name for path in files] != list(known):
+            write_json(folder / f"{fingerprint}.json", {path.name: digest_of(path) for path in files})
+    return tokenized
+
+
+def intact_files(folder: Path, fingerprint: str) -> dict[str, str]:
+    """Names and digests of the cached files of a fingerprint.
+
+    If any of them is not what was written, or if that is not known, all are removed.
+    """
+    checksums, files = folder / f"{fingerprint}.json", sorted(folder.glob(f"{fingerprint}*.arrow"))
+    try:
+        expected = json.loads(checksums.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        expected = None
+    found = {path.name: digest_of(path) for path in files}
+    if found == expected:
+        return found
+    if expected is not None:
+        logger.warning(f"{folder / fingerprint}.arrow is damaged; the texts are tokenized again.")
+    for path in (checksums, *files):  # processes that use them have them mapped into memory
+        path.unlink(missing_ok=True)
+    return {}
 
 
 def select_valid(tokenized: "Dataset", max_length: int, fingerprint: str) -> TokenizedPairs:

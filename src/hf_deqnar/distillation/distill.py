@@ -14,8 +14,10 @@ With `nearest`, the beam with the highest sentence BLEU or chrF against the corp
 the first one (sequence-level interpolation, in the same paper). `TargetOptions` replaces translations by references.
 """
 
+import gzip
 import json
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,6 +93,33 @@ def distill(
     if not 0 <= process < processes:
         raise ValueError(f"process {process} is not one of {processes}; they are numbered from 0.")
     clean_texts(pair.source for pair in pairs)  # invalid text is an error now, not hours later
+    manifest = manifest_of(pairs, teacher, source, target, options)
+    folder, fingerprint = open_folder(output, manifest)
+    shards = split_into_shards([pair.source for pair in pairs], options.shard_sentences)
+    job = Job(pairs, shards, teacher, options, folder, fingerprint)
+    targets = targets or TargetOptions()
+    selection = record_of(targets, pairs)
+    while not is_finished(output, selection, targets):
+        translate_shards(job, process, processes)
+        finished = [job.read(number) for number in range(len(job.shards))]
+        if None in finished:  # damaged since it was translated
+            continue
+        figures, records = result_of(
+            pairs, job.shards, finished, teacher, options, targets, source=source, target=target
+        )
+        figures["targets"] = selection
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        figures["output"] = fingerprint_of(lines)
+        output.unlink(missing_ok=True)  # never targets of one selection with the statistics of another
+        write_json(statistics_path(output), figures, folder)
+        write_atomically(output, lines, folder)
+    return read_statistics(output)
+
+
+def manifest_of(
+    pairs: list[Pair], teacher: Teacher, source: str, target: str, options: TeacherOptions
+) -> dict[str, Any]:
+    """Everything that determines the translations."""
     manifest = {
         "corpus": fingerprint_of(pair.source for pair in pairs),
         "sentences": len(pairs),
@@ -102,36 +131,58 @@ def distill(
         del manifest["nearest_by"]  # unknown to outputs of earlier versions, which can be resumed
     if options.nearest:
         manifest["references"] = fingerprint_of("\n".join(pair.references) for pair in pairs)
-    folder, fingerprint = open_folder(output, manifest)
-    shards = split_into_shards([pair.source for pair in pairs], options.shard_sentences)
-    job = Job(pairs, shards, teacher, options, folder, fingerprint)
-    targets = targets or TargetOptions()
-    selection = record_of(targets, pairs)
-    while not is_finished(output, selection, targets):
-        translate_shards(job, process, processes)
-        finished = [job.read(number) for number in range(len(job.shards))]
-        if None in finished:  # damaged since it was translated
-            continue
-        rows = in_corpus_order(job.shards, [rows for _, rows in finished])
-        texts, chosen = select_targets(pairs, [row["text"] for row in rows], targets)
-        figures = {**statistics(rows, sum(header["seconds"] for header, _ in finished)), **chosen}
-        figures = {"teacher": teacher.name, "options": asdict(options), "targets": selection, **figures}
-        output.unlink(missing_ok=True)  # never targets of one selection with the statistics of another
-        write_json(statistics_path(output), figures, folder)
-        lines = ({source: pair.source, target: text} for pair, text in zip(pairs, texts, strict=True))
-        write_atomically(output, (json.dumps(line, ensure_ascii=False) for line in lines), folder)
-    return read_statistics(output)
+    return manifest
+
+
+def result_of(
+    pairs: list[Pair],
+    shards: list[list[int]],
+    finished: list[Any],
+    teacher: Teacher,
+    options: TeacherOptions,
+    targets: TargetOptions,
+    *,
+    source: str,
+    target: str,
+) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Statistics and records of the result.
+
+    Args:
+        pairs, teacher, options, targets, source, target: as for `distill`.
+        shards: indices of the pairs of every shard.
+        finished: header and rows of every shard.
+    """
+    rows = in_corpus_order(shards, [rows for _, rows in finished])
+    texts, chosen = select_targets(pairs, [row["text"] for row in rows], targets)
+    figures = {**statistics(rows, sum(header["seconds"] for header, _ in finished)), **chosen}
+    records = [{source: pair.source, target: text} for pair, text in zip(pairs, texts, strict=True)]
+    return {"teacher": teacher.name, "options": asdict(options), **figures}, records
 
 
 def is_finished(output: Path, selection: dict[str, Any], targets: TargetOptions) -> bool:
-    """Whether the output has been written with these targets.
+    """Whether the output has been written with these targets; an error if it is not what was written.
 
-    Statistics of version 0.1 do not say; they are those of the default.
+    Statistics of version 0.1 say neither; the targets are those of the default.
     """
     if not (output.is_file() and statistics_path(output).is_file()):
         return False
-    written = read_statistics(output).get("targets")
+    figures = read_statistics(output)
+    if "output" in figures and figures["output"] != fingerprint_of_lines(output):
+        raise ValueError(
+            f"{output} is damaged or was changed after it was written; rename or remove it, and run the same command "
+            "again to create it from the finished shards."
+        )
+    written = figures.get("targets")
     return targets == TargetOptions() if written is None else written == selection
+
+
+def fingerprint_of_lines(output: Path) -> str | None:
+    """Fingerprint of the lines of a file; None if it cannot be read."""
+    try:
+        with (gzip.open if output.suffix == ".gz" else open)(output, "rt", encoding="utf-8", newline="\n") as file:
+            return fingerprint_of(line.removesuffix("\n") for line in file)
+    except (EOFError, UnicodeDecodeError, zlib.error, gzip.BadGzipFile):
+        return None
 
 
 def read_statistics(output: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..utils.files import check_writable, read_json, write_atomically, write_error, write_json
 from ..utils.locks import is_locked, wait_for_lock
@@ -57,7 +57,7 @@ def open_folder(output: Path, manifest: dict[str, Any]) -> tuple[Path, str]:
             _clear(folder)
         if previous != manifest:
             write_json(path, manifest)
-    return folder, _fingerprint(manifest)
+    return folder, fingerprint_of_manifest(manifest)
 
 
 def check_manifest(folder: Path, fingerprint: str) -> None:
@@ -70,7 +70,7 @@ def check_manifest(folder: Path, fingerprint: str) -> None:
         fingerprint: of the manifest that this process opened the folder with.
     """
     with wait_for_lock(folder / MANIFEST_LOCK):
-        if _fingerprint(_read_manifest(folder / MANIFEST)) != fingerprint:
+        if fingerprint_of_manifest(_read_manifest(folder / MANIFEST)) != fingerprint:
             raise ValueError(f"Another run with other settings has started in {folder}; choose another output.")
 
 
@@ -78,7 +78,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return read_json(path, remedy=f"choose another output or remove {path.parent}")
 
 
-def _fingerprint(manifest: dict[str, Any]) -> str:
+def fingerprint_of_manifest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -87,6 +87,13 @@ def _check_unused(output: Path, previous: dict[str, Any], manifest: dict[str, An
     in_progress = (lock for lock in folder.glob("*.lock") if lock.name != MANIFEST_LOCK and is_locked(lock))
     if not output.exists() and not any(folder.glob("*.jsonl")) and not any(in_progress):
         return
+    refuse_other_settings(output, folder, previous, manifest)
+
+
+def refuse_other_settings(
+    output: Path | str, folder: Path | str, previous: dict[str, Any], manifest: dict[str, Any]
+) -> NoReturn:
+    """Raise the error for a manifest that differs from that of the finished shards."""
     name = next(name for name in {**manifest, **previous} if previous.get(name) != manifest.get(name))
     raise ValueError(
         f"{output} was started with {name}={previous.get(name)}, but now it is {manifest.get(name)}; choose another "
@@ -104,7 +111,7 @@ def _clear(folder: Path) -> None:
 
 
 def write_shard(path: Path, fingerprint: str, rows: list[dict[str, Any]], **figures: Any) -> None:
-    """Write a shard: a checksum, a header and one line per row.
+    """Write a shard.
 
     Args:
         path: of the shard.
@@ -112,9 +119,14 @@ def write_shard(path: Path, fingerprint: str, rows: list[dict[str, Any]], **figu
         rows: the translations.
         figures: further entries of the header.
     """
+    write_atomically(path, shard_lines(fingerprint, rows, **figures))
+
+
+def shard_lines(fingerprint: str, rows: list[dict[str, Any]], **figures: Any) -> list[str]:
+    """The lines of a shard: a checksum, a header and one line per row."""
     header = {"fingerprint": fingerprint, "rows": len(rows), **figures}
     lines = [json.dumps(entry, ensure_ascii=False) for entry in (header, *rows)]
-    write_atomically(path, [_checksum(lines), *lines])
+    return [_checksum(lines), *lines]
 
 
 def read_shard(path: Path, fingerprint: str) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
@@ -125,8 +137,16 @@ def read_shard(path: Path, fingerprint: str) -> tuple[dict[str, Any], list[dict[
         fingerprint: of the manifest.
     """
     try:
-        checksum, *lines = path.read_text(encoding="utf-8").split("\n")
-    except (FileNotFoundError, UnicodeDecodeError):
+        return parse_shard(path.read_bytes(), fingerprint)
+    except FileNotFoundError:
+        return None
+
+
+def parse_shard(content: bytes, fingerprint: str) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """Header and rows of a shard from the content of its file; None if it is damaged or has another fingerprint."""
+    try:
+        checksum, *lines = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError:
         return None
     if not lines or lines.pop() != "" or checksum != _checksum(lines):
         return None

@@ -36,6 +36,7 @@ from ..models.deqnar.shortlist import Words
 from ..models.deqnar.stability import remove_rescaling
 from ..models.deqnar.text import longest_source
 from ..models.deqnar.transition_deqnar import Context
+from ..utils.locks import try_lock
 from .calibration import SENTENCES, Ranges, activation_ranges, record_inputs
 from .manifest import NGRAMS, PRECISIONS, SHORTLIST, is_export, write_manifest
 from .messages import quiet
@@ -369,9 +370,24 @@ def export_model(
         target = output / precision
         if target.exists() and not (target.is_dir() and (is_export(target) or not any(target.iterdir()))):
             raise FileExistsError(f"{target} exists and is not an export; name another folder.")
+    output.mkdir(parents=True, exist_ok=True)
+    with try_lock(output / "unfinished.lock") as acquired:
+        if not acquired:
+            raise ValueError(f"Another run is writing to {output}; wait for it, or name another folder.")
+        return _export_locked(model, tokenizer, output, precisions, eight_bits, sentences)
+
+
+def _export_locked(
+    model: DeqNarForConditionalGeneration,
+    tokenizer: Any,
+    output: Path,
+    precisions: tuple[str, ...],
+    eight_bits: bool,
+    sentences: Sequence[str],
+) -> dict[str, Path]:
     working = output / "unfinished"
     shutil.rmtree(working, ignore_errors=True)
-    working.mkdir(parents=True)
+    working.mkdir()
     try:
         for name, graph in graphs_of(frozen_copy(model)).items():
             write_graph(graph, working / f"{name}.onnx")

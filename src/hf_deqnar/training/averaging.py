@@ -1,15 +1,20 @@
 """Averages of weights: over the best evaluations, and exponentially over updates."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from ..utils.fingerprints import digest_tensors
+
+DIGEST = "sha256"  # entry of the metadata
 
 
 def best_steps(history: Iterable[dict], metric: str, count: int, greater_is_better: bool = True) -> list[int]:
@@ -25,8 +30,31 @@ def save_weights(model: PreTrainedModel, path: Path) -> None:
     weights = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    save_file(weights, unfinished)
-    os.replace(unfinished, path)
+    try:
+        save_file(weights, unfinished, metadata={DIGEST: digest_of_tensors(weights)})
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Weights of `save_weights`; an error if the file is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            expected = (file.metadata() or {}).get(DIGEST)  # none in files of earlier versions
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        damage = None if expected in (None, digest_of_tensors(weights)) else "it is not what was written"
+    except SafetensorError as error:
+        damage = str(error)
+    if damage is not None:
+        raise ValueError(f"{path} is damaged ({damage}); remove it, and the run continues without these weights.")
+    return weights
+
+
+def digest_of_tensors(weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    digest_tensors(weights, digest)
+    return digest.hexdigest()
 
 
 def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
@@ -39,10 +67,10 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
 
 def average_weights(paths: list[Path]) -> dict[str, Tensor]:
     """The mean of several files of weights, computed in float64; integer tensors are copied from the first file."""
-    first = load_file(paths[0])
+    first = read_weights(paths[0])
     sums = {name: value.double() for name, value in first.items() if value.is_floating_point()}
     for path in paths[1:]:
-        for name, value in load_file(path).items():
+        for name, value in read_weights(path).items():
             if name in sums:
                 sums[name] += value.double()
     return {name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value for name, value in first.items()}

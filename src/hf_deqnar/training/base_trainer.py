@@ -35,11 +35,13 @@ from ..models.deqnar.generation_deqnar import gathered_weights
 from ..models.deqnar.lengths import LENGTH_MODELS
 from ..models.deqnar.text import longest_source
 from ..objectives.objective import Term, combine
+from ..utils.files import find_damage, write_checksums
 from .arguments import TranslationTrainingArguments
 from .averaging import MovingAverage, average_weights, best_steps, load_weights, remove_all_but, save_weights
 from .muon import make_muon
 from .samplers import SubwordDropout, TokenBudgetLoader, TokenBudgetSampler, collate, pad
 from .schedule import WarnOfWarmup
+from .termination import StopOnTermination
 
 logger = logging.get_logger(__name__)
 
@@ -101,6 +103,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             raise ValueError(f"One process cannot use {args.n_gpu} devices; start one for each with accelerate launch.")
         self.label_smoother = None  # smoothing is part of the terms
         self.model_accepts_loss_kwargs = False  # else transformers would not divide by the parts of a batch
+        if args.enable_jit_checkpoint:
+            raise ValueError("enable_jit_checkpoint is not needed: SIGTERM always writes a checkpoint; leave it out.")
         self.add_callback(EvaluateLast())
         self.add_callback(WarnOfWarmup())
         self.moving_average: MovingAverage | None = None
@@ -111,6 +115,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.add_callback(UpdateAverage(self.moving_average))
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
+        self._termination = StopOnTermination(self._in_any_process)
+        self.add_callback(self._termination)
         self._average_in_place = False  # whether the model has the moving average instead of its weights
         self._writing_into: Path | None = None
         self._place = (-1, 0)  # the update, and which of its batches
@@ -240,6 +246,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.args.world_size == 1:
             return counts
         return self.accelerator.reduce(counts, reduction="sum") / self.args.world_size
+
+    def _in_any_process(self, flag: bool) -> bool:
+        if self.args.world_size == 1:
+            return flag
+        return bool(self.accelerator.reduce(torch.tensor(float(flag), device=self.args.device), reduction="sum") > 0)
 
     def _generator(self) -> torch.Generator:
         """A generator seeded by the position of the batch, so no random state must be saved."""
@@ -403,6 +414,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             super()._save_checkpoint(model, trial)
             if self.moving_average is not None and self.args.should_save:
                 self.moving_average.save(unfinished / name)
+            self.accelerator.wait_for_everyone()  # until all files are written
+            if self.args.should_save:
+                write_checksums(unfinished / name)
         except WRITING_ERRORS as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(self._not_written(name, error)) from error
@@ -467,7 +481,10 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _not_written(self, name: str, error: Exception) -> str:
         last = get_last_checkpoint(self.args.output_dir)
         remaining = "there is no earlier checkpoint" if last is None else f"{last} is intact"
-        return f"{name} could not be written to {self.args.output_dir} ({error}); {remaining}."
+        reason = (
+            "probably no space left on the disk" if "iostream error" in str(error) else error
+        )  # of torch's C++ code
+        return f"{name} could not be written to {self.args.output_dir} ({reason}); {remaining}."
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> TrainOutput:
         """As in transformers; afterwards the model has the average of the best weights.
@@ -475,16 +492,19 @@ class TranslationTrainer(Seq2SeqTrainer):
         A run that had already taken all of its updates is not trained further.
         """
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = last_intact_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
+        elif resume_from_checkpoint and (damage := find_damage(Path(resume_from_checkpoint))):
+            raise ValueError(f"{damage}; resume from another checkpoint.")
         if self.args.world_size > 1 and not resume_from_checkpoint:
             torch.manual_seed(self.args.seed + self.args.process_index * 7919)  # each process has its own dropout seed
         if resume_from_checkpoint and self._already_trained(resume_from_checkpoint):
             result = TrainOutput(self.state.global_step, 0.0, {})
         else:
             self._processor_seconds, self._rows = time.process_time(), 0
-            result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **options)
+            with self._termination.listening():
+                result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **options)
         self._take_best()
         return result
 
@@ -530,6 +550,27 @@ class TranslationTrainer(Seq2SeqTrainer):
             f"The average of the best {len(paths)} has a {metric} of {averaged[f'{AVERAGED}_{metric}']:.2f}, the best "
             f"alone {alone:.2f}: the {'average' if better else 'best alone'} is used."
         )
+
+
+def last_intact_checkpoint(output: str | Path) -> str | None:
+    """The last checkpoint in a folder; damaged ones are warned of and passed over, but not all of them.
+
+    Returns:
+        None if there is no checkpoint.
+    """
+    numbers = [path.name.removeprefix("checkpoint-") for path in Path(output).glob("checkpoint-*") if path.is_dir()]
+    damaged = []
+    for number in sorted((int(text) for text in numbers if text.isdecimal()), reverse=True):
+        checkpoint = Path(output) / f"checkpoint-{number}"
+        damage = find_damage(checkpoint)
+        if damage is None:
+            if damaged:
+                logger.warning(f"{damaged[0]}; {checkpoint} is used instead.")
+            return str(checkpoint)
+        damaged.append(damage)
+    if damaged:
+        raise ValueError(f"{damaged[0]}, and there is no intact checkpoint; remove {output} to start again.")
+    return None
 
 
 class EvaluateLast(TrainerCallback):

@@ -48,7 +48,7 @@ from .arguments import (
     TranslationTrainingArguments,
     parse_arguments,
 )
-from .base_trainer import WRITING_ERRORS, TranslationTrainer, canvas_limit
+from .base_trainer import WRITING_ERRORS, TranslationTrainer, canvas_limit, last_intact_checkpoint
 from .schedule import WarnOfShortTraining
 from .trainer import DeqNarTrainer, objective_of
 
@@ -183,7 +183,7 @@ def start_or_resume(
 ) -> str | None:
     """The checkpoint to resume from, if its settings are identical; None for a new run, whose settings are written."""
     output = Path(arguments.output_dir)
-    checkpoint = get_last_checkpoint(str(output)) if output.is_dir() else None
+    checkpoint = last_intact_checkpoint(output)
     with arguments.main_process_first(desc="settings"):
         if checkpoint is not None or (output / "config.json").is_file():
             run = check_same_run(output, settings)

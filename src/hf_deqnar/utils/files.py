@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import json
 import os
 import uuid
@@ -100,8 +101,13 @@ def read_json(path: Path, *names: str, remedy: str) -> dict[str, Any]:
         names: keys that the object must have.
         remedy: what the user can do if the file is damaged; ends the error message.
     """
+    return read_json_text(path.read_bytes(), path, *names, remedy=remedy)
+
+
+def read_json_text(content: bytes, path: Path | str, *names: str, remedy: str) -> dict[str, Any]:
+    """As `read_json`, from the content of the file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(content.decode("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); {remedy}.") from error
     if not isinstance(found, dict):
@@ -111,9 +117,43 @@ def read_json(path: Path, *names: str, remedy: str) -> dict[str, Any]:
     return found
 
 
-def write_error(path: Path, error: OSError) -> OSError:
+def write_error(path: Path | str, error: OSError) -> OSError:
     """The error to raise when `path` could not be written."""
     return OSError(
         f"{path} could not be written ({error.strerror or error}); all finished files are intact. Fix the cause and "
         "run the same command again to resume."
     )
+
+
+CHECKSUMS = "checksums.json"
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """List every file of a folder with its SHA-256, in `checksums.json`."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): digest_of(path) for path in files})
+
+
+def find_damage(folder: Path) -> str | None:
+    """Which file of a folder differs from its `checksums.json`, and how; None if all are intact.
+
+    A folder without that file, as earlier versions wrote it, is not checked.
+    """
+    if not (folder / CHECKSUMS).is_file():
+        return None
+    try:
+        files = read_json(folder / CHECKSUMS, remedy="remove it")
+    except ValueError:
+        return f"{folder / CHECKSUMS} is damaged"
+    for name, expected in files.items():
+        if not (folder / name).is_file():
+            return f"{folder / name} is missing"
+        if digest_of(folder / name) != expected:
+            return f"{folder / name} is damaged: it is not what was written"
+    return None

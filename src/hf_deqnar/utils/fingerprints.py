@@ -1,7 +1,7 @@
 """Fingerprints of texts and weights, which decide whether a run may be resumed or a cache reused."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,11 @@ def fingerprint_of_weights(model: PreTrainedModel) -> str:
 
 def digest_weights(model: PreTrainedModel, digest: Any) -> None:
     """Add the names, types, shapes and values of a model's parameters and buffers to a `hashlib` digest."""
-    for name, weights in sorted(model.state_dict().items()):
+    digest_tensors(model.state_dict(), digest)
+
+
+def digest_tensors(tensors: Mapping[str, torch.Tensor], digest: Any) -> None:
+    """Add the names, types, shapes and values of tensors to a `hashlib` digest."""
+    for name, weights in sorted(tensors.items()):
         digest.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
         digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -7,7 +7,10 @@ therefore `try_lock` also removes files that were not refreshed for `LEASE_DURAT
 """
 
 import contextlib
+import errno
 import os
+import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,6 +27,9 @@ HEARTBEAT_INTERVAL = 10.0  # seconds between two refreshes of a lock
 LEASE_DURATION = 120.0  # seconds without a refresh after which the owner is considered dead, on any host
 POLL_INTERVAL = 0.2  # seconds between two attempts to acquire a lock
 
+# Inode and time of lock files of others, and the monotonic time at which this process first saw them so.
+_seen: dict[Path, tuple[tuple[int, int], float]] = {}
+
 
 @contextlib.contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
@@ -38,6 +44,8 @@ def try_lock(path: Path) -> Iterator[bool]:
     try:
         lease.acquire(blocking=False)
     except Timeout:
+        if not os.access(path.parent, os.W_OK):  # then nobody can take over the lock of a dead process
+            raise write_error(path, OSError(errno.EROFS, "the folder is read-only")) from None
         acquired = False
     except OSError as error:
         raise write_error(path, error) from error
@@ -74,7 +82,10 @@ def _remove_expired(path: Path) -> None:
     it was examined is restored.
     """
     examined = _identity(path)
-    if examined is None or time.time() - examined[1] / 1e9 <= LEASE_DURATION:
+    if examined is None:
+        _seen.pop(path, None)
+        return
+    if not (_was_unchanged(path, examined) or _is_out_of_date(path, examined[1] / 1e9)):
         return
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.expired")
     try:
@@ -86,6 +97,44 @@ def _remove_expired(path: Path) -> None:
         return
     aside.unlink(missing_ok=True)
     logger.warning(f"{path} was not refreshed for {LEASE_DURATION:g} seconds; its owner is considered dead.")
+
+
+def _was_unchanged(path: Path, identity: tuple[int, int]) -> bool:
+    """Whether this process has seen the same file for `LEASE_DURATION` seconds, on a clock that nobody sets."""
+    known, since = _seen.get(path, (None, 0.0))
+    if known != identity:
+        _seen[path] = identity, time.monotonic()
+        return False
+    return time.monotonic() - since > LEASE_DURATION
+
+
+def _is_out_of_date(path: Path, refreshed: float) -> bool:
+    """Whether the time of a lock file is long ago, or in the future because a clock was set back.
+
+    Not if its owner is a live process of this host: then it was the clock that jumped. Hosts with other clocks than
+    that of a shared file system do not matter, because a new file shows the time of the latter.
+    """
+    if abs(time.time() - refreshed) <= LEASE_DURATION or _owner_lives_here(path):
+        return False
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", suffix=".clock") as file:
+            now = os.fstat(file.fileno()).st_mtime
+    except OSError as error:
+        raise write_error(path, error) from error
+    return abs(now - refreshed) > LEASE_DURATION
+
+
+def _owner_lives_here(path: Path) -> bool:
+    owner = SoftFileLease(path, lease_duration=LEASE_DURATION, heartbeat_interval=HEARTBEAT_INTERVAL).owner
+    if owner is None or owner.hostname != socket.gethostname() or os.name != "posix":
+        return False
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
