@@ -194,10 +194,10 @@ def best_cut(part: str) -> int:
         nearest = min(places, key=lambda place: abs(place - middle), default=0)
         if abs(nearest - middle) <= 0.3 * len(part):
             return nearest
-    cut = max(1, round(middle))
-    while cut < len(part) - 1 and (JOINED_CHARACTERS.match(part[cut]) or part[cut - 1] == "\u200d"):
-        cut += 1  # not within an emoji or before an accent
-    return cut
+    half = max(1, round(middle))
+    latest = round(0.8 * len(part))
+    cuts = (cut for cut in range(half, latest) if not JOINED_CHARACTERS.match(part[cut]) and part[cut - 1] != "\u200d")
+    return next(cuts, half)  # not within an emoji or before an accent, unless there is nothing else
 
 
 def is_copied(segment: str) -> bool:
