@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo lint test test-fast test-browser test-ray docs clean
+.PHONY: install demo lint test test-fast test-distributed test-browser test-ray docs clean
 
 # The packages that translation needs; `make install` adds the others.
 $(VENV)/.translates: pyproject.toml constraints.txt
@@ -32,10 +32,14 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --ignore tests/ray
+	$(BIN)/python -m pytest -n 2 --ignore tests/ray -m "not distributed"
 
 test-fast: install
-	$(BIN)/python -m pytest -n 2 --ignore tests/ray -m "not slow"
+	$(BIN)/python -m pytest -n 2 --ignore tests/ray -m "not slow and not distributed"
+
+# Training in several processes and on two machines (network namespaces, which need root); takes minutes.
+test-distributed: install
+	$(BIN)/python -m pytest --ignore tests/ray -m distributed
 
 # The page of `hf-deqnar demo` in Chromium, which is installed from Debian's packages if it is missing.
 test-browser: $(VENV)/.browser

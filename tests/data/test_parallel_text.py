@@ -120,3 +120,37 @@ def test_fairseq_folders_are_read(tmp_path):
         ValueError, match="is a folder; name a file in it or a prefix of aligned files, such as .*train"
     ):
         read_parallel(folder, "de", "en")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"en": ' + "9" * 5000 + ', "de": "a"}', "huge number"),
+        ('{"en": "\\ud83d", "de": "a"}', "not valid Unicode"),
+        ('{"en": "a", "de": ["b", "\\udc00"]}', "not valid Unicode"),
+    ],
+)
+def test_unusual_json_is_refused_with_its_line(tmp_path, line, message):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"en": "a", "de": "b"}\n' + line)
+    with pytest.raises(ValueError, match=message) as error:
+        read_parallel(path, "en", "de")
+    assert str(error.value).startswith(f"{path}, line 2: ")
+
+
+def test_a_damaged_parquet_file_is_refused_with_its_name(tmp_path):
+    from pyarrow import parquet, table
+
+    path = tmp_path / "pairs.parquet"
+    parquet.write_table(table({"en": ["one", "two"], "de": ["eins", "zwei"]}), path, compression="none")
+    whole = path.read_bytes()
+    messages = []
+    for place in range(4, len(whole) - 8):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            read_parallel(path, "en", "de")
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > 50  # other bytes are text or are not read
+    assert all(str(path) in message for message in messages)

@@ -1,5 +1,7 @@
 """Markup, times and white space of documents are kept, and only text is translated."""
 
+import time
+
 import pytest
 
 from hf_deqnar.documents.formats import PARSERS, format_of
@@ -181,3 +183,61 @@ def test_formats_by_ending():
     assert [format_of(Path(name)) for name in ("a.md", "a.HTML", "a.srt", "a.txt", "a")] == [
         "markdown", "html", "srt", "lines", "lines",
     ]  # fmt: skip
+
+
+def processor_seconds(function, *arguments):
+    start = time.process_time()
+    function(*arguments)
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("lines", "a" * 40_000),  # an e-mail address may begin at every letter
+        ("lines", "x" + "." * 40_000 + "x"),
+        ("lines", "x" + "。" * 20_000),
+        ("lines", "x" + " " * 40_000 + "x"),
+        ("lines", "x" + "😀" * 40_000 + "x"),
+        ("text", "x" + " " * 40_000 + "x"),
+        ("markdown", "x" + "`" * 40_000 + "x"),
+        ("markdown", "***" + " " * 40_000 + "x"),
+        ("markdown", "a|b\n|" + " " * 40_000 + "x"),
+        ("markdown", "x " + "![" * 20_000),
+        ("markdown", "x " + "[^" * 20_000),
+        ("markdown", "x " + "<!--" * 10_000),
+        ("markdown", "\n    a\n" * 6_000),
+        ("html", "<a " * 13_000),
+        ("html", "<a " * 13_000 + '">'),
+        ("html", "<a '\"" * 8_000),
+        ("html", "<b translate=no>" + "<b " * 13_000),
+        ("srt", "1\n0:00:00,0 --> 0:00:01,0\n" + "a b\n" + "a " * 3_000),
+    ],
+)
+def test_a_long_text_with_many_repetitions_takes_linear_time(format, text):
+    """In quadratic time, each of them takes at least three seconds of processor time on a fast machine."""
+
+    def longer(requests):
+        return [f"{request.text} {request.text} {request.text}" for request in requests]
+
+    assert processor_seconds(lambda: translate_document(PARSERS[format](text), longer)) < 2
+
+
+def test_unfinished_tags_are_text():
+    for text in ("<a <b", "x <a '<b \"> y", '<i title=">'):
+        (part,) = PARSERS["html"](text)
+        assert part.text == text
+    assert PARSERS["html"]("<a <b <i title='>'>x</i>")[0].text.endswith("x\ue001")
+    assert PARSERS["html"]("<a ' <b>x</b>")[0].text == "<a ' \ue000x\ue001"
+
+
+def test_references_to_characters_that_do_not_exist_are_replaced():
+    many = "&#" + "9" * 5000 + ";"
+    (part,) = PARSERS["html"](f"a {many} &#{'0' * 5000}65; &#x{'0' * 20}42; &#0000000067;")
+    assert part.text == "a \ufffd A B C"
+
+
+def test_runs_of_backticks_of_different_length_do_not_close_each_other():
+    for text, code in (("a ``b ` c`` d `e `` f`", ["``b ` c``", "`e `` f`"]), ("\\``x`", ["\\`", "`x`"])):
+        (part,) = PARSERS["markdown"](text)
+        assert [mark.text for mark in part.marks.values()] == code

@@ -54,7 +54,17 @@ def test_a_damaged_manifest_is_refused(folder, text):
         read_manifest(folder)
 
 
-@pytest.mark.parametrize(("field", "value"), [("precision", "int4"), ("limits", {})])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("precision", "int4"),
+        ("limits", {}),
+        ("files", ["head.onnx"]),
+        ("files", {"../secret": "0"}),
+        ("files", {"/etc/passwd": "0"}),
+        ("files", {"..\\secret.onnx": "0"}),
+    ],
+)
 def test_manifest_without_required_fields_is_refused(folder, field, value):
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps({**manifest, field: value}))

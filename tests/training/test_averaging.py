@@ -2,7 +2,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_deqnar.training.averaging import average_weights, best_steps, load_weights, remove_all_but, save_weights
+from hf_deqnar.training.averaging import (
+    average_weights,
+    best_steps,
+    load_weights,
+    remove_all_but,
+    save_weights,
+    whole_weights,
+)
 
 from ..conftest import small_model
 
@@ -19,7 +26,7 @@ def test_average_is_the_mean_of_every_weight(tmp_path):
     models = [small_model(torch.float32, seed=seed, weight_norm="weight") for seed in range(3)]
     paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
     for model, path in zip(models, paths, strict=True):
-        save_weights(model, path)
+        save_weights(whole_weights(model), path)
     averaged = small_model(torch.float32, seed=9, weight_norm="weight")
     load_weights(averaged, average_weights(paths))
     expected = [model.state_dict() for model in models]
@@ -38,7 +45,7 @@ def test_integer_tensors_are_not_averaged(tmp_path):
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
-    save_weights(small_model(torch.float32, length="predict"), tmp_path / "weights.safetensors")
+    save_weights(whole_weights(small_model(torch.float32, length="predict")), tmp_path / "weights.safetensors")
     with pytest.raises(ValueError, match="do not belong to this model: model.length_head"):
         load_weights(small_model(torch.float32, length="ctc"), average_weights([tmp_path / "weights.safetensors"]))
 

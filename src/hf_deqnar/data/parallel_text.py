@@ -147,6 +147,8 @@ def _read_jsonl(path: Path | str, source: str, target: str) -> Iterator[Pair]:
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not valid JSON ({error.msg}).") from error
+        except (RecursionError, ValueError) as error:  # brackets in brackets, or a number with thousands of digits
+            raise ValueError(f"{path}, line {number}: JSON that is nested too deeply or has a huge number.") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: not a JSON object with {source} and {target}.")
         yield _pair(record, source, target, path, number)
@@ -178,14 +180,14 @@ def _read_table(rows: Iterator[tuple[int, list[str]]], source: str, target: str,
 
 def _read_parquet(path: Path | str, source: str, target: str) -> Iterator[Pair]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ImportError("Reading Parquet files needs pyarrow: pip install 'hf_deqnar[train]'.") from error
-    try:
-        with _open(path) as file:
+    with _open(path) as file:
+        try:
             records = parquet.read_table(file).to_pylist()
-    except ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from error
+        except (ArrowException, OSError, UnicodeDecodeError) as error:  # pyarrow raises OSError for damaged pages
+            raise ValueError(f"{path} is not a Parquet file, or damaged: {error}") from error
     for number, record in enumerate(records, start=1):
         yield _pair(record, source, target, path, number)
 
@@ -210,7 +212,22 @@ def _pair(record: dict, source: str, target: str, path: Path | str, number: int)
     references = record[target] if isinstance(record[target], list) else [record[target]]
     if not references or not all(isinstance(text, str) for text in (record[source], *references)):
         raise ValueError(f"{path}, line {number}: {source} and {target} must be text, with at least one reference.")
+    if not all(is_unicode(text) for text in (record[source], *references)):
+        raise ValueError(f"{path}, line {number}: not valid Unicode, an unpaired surrogate such as \\ud800.")
     return Pair(record[source], references)
+
+
+def is_unicode(text: str) -> bool:
+    r"""Whether a text has no unpaired surrogates, which JSON can contain, but no tokenizer accepts.
+
+    >>> is_unicode("\U0001f600"), is_unicode("\ud83d")
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_aligned(path: Path, source: str, target: str) -> list[Pair]:

@@ -2,7 +2,7 @@
 
 import re
 
-from .html_text import TOKEN
+from .html_text import Markup
 from .marks import Document, MarkedText
 from .subtitles import join_literals
 
@@ -10,17 +10,18 @@ FENCE = re.compile(r"\s*(`{3,}|~{3,})")
 # What stands before the text of a line: quotes, list items, task boxes, headings.
 PREFIX = re.compile(r"\s*(?:>\s?|[-*+]\s+(?:\[[ xX]\]\s+)?|\d+[.)]\s+|#{1,6}\s+)*")
 STARTS_BLOCK = re.compile(r"\s*(?:>|[-*+]\s|\d+[.)]\s|#{1,6}\s)")
-RULE = re.compile(r"\s*(?:(?:\*\s*){3,}|(?:-\s*){3,}|(?:_\s*){3,}|=+\s*)$")
+ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s")
+RULE = re.compile(r"\s*+(?:(?:\*\s*+){3,}+|(?:-\s*+){3,}+|(?:_\s*+){3,}+|=++\s*+)$")
 REFERENCE = re.compile(r"\s*\[[^\]]+\]:\s*\S+")
-TABLE_RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
+TABLE_RULE = re.compile(r"\s*+\|?\s*+:?-++:?\s*+(?:\|\s*+:?-++:?\s*+)*+\|?\s*+$")
 INLINE = re.compile(
-    r"(?P<code>(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
-    r"|(?P<image>!\[[^\]]*\](?:\([^()\s]*(?:\s+\"[^\"]*\")?\)|\[[^\]]*\]))"
+    r"(?P<code>(?:(?<!`)|(?<=\\`))(?P<ticks>`++).+?(?<!`)(?P=ticks)(?!`))"
+    r"|(?P<image>!\[[^\[\]]*\](?:\([^()\s]*(?:\s+\"[^\"]*\")?\)|\[[^\]]*\]))"
     r"|(?P<link>\[(?=[^\[\]]+\](?:\([^()\s]*(?:\s+\"[^\"]*\")?\)|\[[^\]]*\])))"
     r"|(?P<target>\](?:\([^()\s]*(?:\s+\"[^\"]*\")?\)|\[[^\]]*\]))"
     r"|(?P<autolink><[a-zA-Z][\w+.-]*:[^<>\s]*>|<[\w.+-]+@[\w.-]+>)"
-    r"|(?P<html></?[a-zA-Z][^<>]*>|<!--.*?-->)"
-    r"|(?P<footnote>\[\^[^\]]+\])"
+    r"|(?P<html></?[a-zA-Z][^<>]*>|<!--.{0,2000}?-->)"
+    r"|(?P<footnote>\[\^[^\[\]]+\])"
     r"|(?P<math>\$[^$\s](?:[^$\n]*[^$\s])?\$(?!\d))"
     r"|(?P<emphasis>\*\*\*|\*\*|\*|~~|__|(?<!\w)_|_(?!\w))"
     r"|(?P<escape>\\[\\`*_{}\[\]()#+\-.!|<>~])",
@@ -36,14 +37,14 @@ def parse_markdown(text: str) -> Document:
     """
     document: Document = []
     lines = text.splitlines(keepends=True)
-    number = 0
+    number, first_item = 0, next((index for index, line in enumerate(lines) if ITEM.match(line)), len(lines))
     if lines and lines[0].strip() == "---":  # front matter
         end = next((index for index in range(1, len(lines)) if lines[index].strip() in ("---", "...")), 0)
         document += lines[: end + 1] if end else []
         number = end + 1 if end else 0
     while number < len(lines):
         line = lines[number]
-        end = end_of_verbatim(lines, number)
+        end = end_of_verbatim(lines, number, first_item)
         if end > number:
             document += lines[number:end]
             number = end
@@ -52,12 +53,16 @@ def parse_markdown(text: str) -> Document:
                 add_row(document, lines[number])
                 number += 1
         else:
-            number = add_paragraph(document, lines, number)
+            number = add_paragraph(document, lines, number, first_item)
     return join_literals(document)
 
 
-def end_of_verbatim(lines: list[str], number: int) -> int:
-    """The line after a block that is not translated and begins at a line; the line itself if there is none."""
+def end_of_verbatim(lines: list[str], number: int, first_item: int) -> int:
+    """The line after a block that is not translated and begins at a line; the line itself if there is none.
+
+    Args:
+        first_item: the first line of a list.
+    """
     line = lines[number]
     fence = FENCE.match(PREFIX.sub("", line, count=1)) or FENCE.match(line)
     if fence:
@@ -67,19 +72,24 @@ def end_of_verbatim(lines: list[str], number: int) -> int:
     if not line.strip() or RULE.match(line) or REFERENCE.match(line):
         return number + 1
     if line.startswith(("    ", "\t")) and (number == 0 or not lines[number - 1].strip()):
-        in_list = any(re.match(r"\s*(?:[-*+]|\d+[.)])\s", earlier) for earlier in lines[:number])
-        return number if in_list else number + 1
+        return number if first_item < number else number + 1
     if re.match(r"\s{0,3}<(?:script|style|pre|!--)", line, re.IGNORECASE):
         name = re.match(r"\s*<(!--|\w+)", line)[1].lower()  # type: ignore[index]  # matched above
         ending = "-->" if name == "!--" else f"</{name}"
         after = (index for index in range(number, len(lines)) if ending in lines[index].lower())
         return next(after, len(lines) - 1) + 1
-    if TOKEN.fullmatch(line.strip()):
+    if is_tag(line.strip()):
         return number + 1
     return number
 
 
-def add_paragraph(document: Document, lines: list[str], number: int) -> int:
+def is_tag(text: str) -> bool:
+    """Whether a text is one tag or comment of HTML."""
+    found = Markup(text).find(0) if text.startswith("<") else None
+    return found is not None and found[0].start() == 0 and found[1] == len(text)
+
+
+def add_paragraph(document: Document, lines: list[str], number: int, first_item: int) -> int:
     """Append the paragraph, heading or list item that begins at a line; returns the line after it."""
     prefix = PREFIX.match(lines[number])
     assert prefix is not None  # it matches the empty text
@@ -91,14 +101,14 @@ def add_paragraph(document: Document, lines: list[str], number: int) -> int:
         not heading
         and number < len(lines)
         and not parts[-1].endswith(("  \n", "\\\n"))  # a line break that is shown
-        and end_of_verbatim(lines, number) == number
+        and end_of_verbatim(lines, number, first_item) == number
         and (not STARTS_BLOCK.match(lines[number]) or is_same_quote(prefix[0], lines[number]))
     ):
         parts.append(re.sub(r"^[\s>]+", "", lines[number]))
         number += 1
     last = parts[-1]
     body = last.rstrip("\r\n")
-    stripped = re.sub(r"(\\|\s+|\s+#+\s*)$", "", body)
+    stripped = re.sub(r"(\\|(?<!\s)\s++(?:#++\s*+)?)$", "", body)
     parts[-1] = stripped
     add_inline(document, " ".join(part.strip() for part in parts))
     document.append(body[len(stripped) :] + last[len(body) :])
@@ -156,7 +166,7 @@ def add_inline(document: Document, text: str) -> None:
 
 def flanks(text: str, match: re.Match, *, opening: bool) -> bool:
     """Whether a run of `*`, `_` or `~` is emphasis: an opening one is followed by a word, a closing one follows one."""
-    before, after = text[: match.start()][-1:] or " ", text[match.end() :][:1] or " "
+    before, after = text[max(0, match.start() - 1) : match.start()] or " ", text[match.end() : match.end() + 1] or " "
     if not opening:
         before, after = after, before
     return not after.isspace() and (after.isalnum() or not before.isalnum())

@@ -14,7 +14,7 @@ MARK = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
 PLACEHOLDERS = re.compile(
     r"""https?://[^\s<>"']*[^\s<>"'.,;:!?)\]}]     # URLs
       | www\.[^\s<>"']*[^\s<>"'.,;:!?)\]}]
-      | [\w.+-]+@[\w-]+(?:\.[\w-]+)+               # e-mail addresses
+      | (?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+  # e-mail addresses
       | \$\{[^{}\s]+\} | \{\{[^{}]+\}\} | \{[^{}\s]*\} | <%[^%]*%>   # ${name}, {{ name }}, {name}, {0}, {}
       | %\([^()\s]+\)[-\#0+ ]?\d*(?:\.\d+)?[a-zA-Z]                  # %(name)s
       | %(?:\d+\$)?[-\#0+]?\d*(?:\.\d+)?l?[sdifuxXeEgGc@](?![a-zA-Z])   # %s, %d, %1$s, %.2f

@@ -7,7 +7,7 @@ from functools import partial
 from .marks import Document, MarkedText
 
 ITEM = re.compile(r"^[^\S\n]*(?:[-*•–]|\d+[.)])[^\S\n]+", re.MULTILINE)
-SEPARATOR = re.compile(r"(\s*\n[^\S\n]*\n\s*|\A\s+|\s+\Z)")
+SEPARATOR = re.compile(r"(?<!\s)(\s*\n[^\S\n]*\n\s*|\A\s+|\s+\Z)")
 
 
 def parse_text(text: str) -> Document:

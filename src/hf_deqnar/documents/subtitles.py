@@ -1,6 +1,7 @@
 """SubRip subtitles (.srt): numbers and times are kept."""
 
 import re
+from bisect import bisect_left
 from functools import partial
 
 from .html_text import VOID
@@ -88,11 +89,9 @@ def arrange_cue(text: str, lines: int, width: int | None, newline: str) -> str:
     """The text in at most as many lines as its source had, no longer than necessary."""
     if width is None:
         return text
-    for room in range(width, max(width, len(text)) + 1):
-        wrapped = wrap_lines(text, room).split("\n")
-        if len(wrapped) <= lines:
-            return newline.join(wrapped)
-    return text
+    widths = range(width, max(width, len(text)) + 1)
+    room = bisect_left(widths, True, key=lambda room: wrap_lines(text, room).count("\n") < lines)
+    return newline.join(wrap_lines(text, widths[min(room, len(widths) - 1)]).split("\n"))
 
 
 def join_literals(document: Document) -> Document:

@@ -36,6 +36,15 @@ def write_manifest(folder: Path, precision: str, opset: int, limits: dict[str, i
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a name is that of a file in the folder, not a path to elsewhere.
+
+    >>> [is_file_name(name) for name in ("head.onnx", "../head.onnx", "/head.onnx", "a\\\\b", "..", "")]
+    [True, False, False, False, False, False]
+    """
+    return name not in ("", ".", "..") and not any(separator in name for separator in "/\\:\0")
+
+
 def is_export(folder: str | Path) -> bool:
     return (Path(folder) / MANIFEST).is_file()
 
@@ -57,7 +66,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         made_by, files = f"{manifest['library']} in format {manifest['format']}", manifest["files"]
         known = manifest["precision"] in PRECISIONS and {"source", "canvas"} <= manifest["limits"].keys()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        known = known and all(is_file_name(name) for name in files.keys())  # noqa: SIM118  (not of a list)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / MANIFEST} is damaged; {again}") from error
     if manifest["format"] != FORMAT:
         raise ValueError(

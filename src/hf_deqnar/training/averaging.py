@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,10 +25,24 @@ def best_steps(history: Iterable[dict], metric: str, count: int, greater_is_bett
     return sorted(scores, key=lambda step: (sign * scores[step], step), reverse=True)[:count]
 
 
-def save_weights(model: PreTrainedModel, path: Path) -> None:
-    """Write the weights atomically; tied weights are written once."""
+def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights to write, tied ones once. If FSDP has sharded the model, all processes must call this."""
     tied = set(model._tied_weights_keys or {}) if model.config.tie_word_embeddings else set()
-    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name not in tied}
+    weights = {name: value for name, value in model.state_dict().items() if name not in tied}
+    return {name: (value.full_tensor() if is_sharded(value) else value).contiguous() for name, value in weights.items()}
+
+
+def is_sharded(weight: Tensor) -> bool:
+    """Whether every process has a part of the weight only."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(weight, DTensor)
+
+
+def save_weights(weights: dict[str, Tensor], path: Path) -> None:
+    """Write weights atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     try:
@@ -59,6 +74,15 @@ def digest_of_tensors(weights: dict[str, Tensor]) -> str:
 
 def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     """Load weights into a model; only tied ones may be missing."""
+    # Not of `named_parameters`, in which those that a forward pass has gathered are whole.
+    own: dict[str, Any] = {name: weight for name, weight in model.state_dict().items() if is_sharded(weight)}
+    if own:
+        from torch.distributed.tensor import distribute_tensor
+
+        weights = {
+            name: distribute_tensor(value, own[name].device_mesh, own[name].placements) if name in own else value
+            for name, value in weights.items()
+        }
     missing, unexpected = model.load_state_dict(weights, strict=False)
     wrong = sorted(set(missing) - set(model._tied_weights_keys or {})) + sorted(unexpected)
     if wrong:

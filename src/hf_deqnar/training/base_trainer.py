@@ -37,7 +37,16 @@ from ..models.deqnar.text import longest_source
 from ..objectives.objective import Term, combine
 from ..utils.files import find_damage, write_checksums
 from .arguments import TranslationTrainingArguments
-from .averaging import MovingAverage, average_weights, best_steps, load_weights, remove_all_but, save_weights
+from .averaging import (
+    MovingAverage,
+    average_weights,
+    best_steps,
+    is_sharded,
+    load_weights,
+    remove_all_but,
+    save_weights,
+    whole_weights,
+)
 from .muon import make_muon
 from .samplers import SubwordDropout, TokenBudgetLoader, TokenBudgetSampler, collate, pad
 from .schedule import WarnOfWarmup
@@ -101,6 +110,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         super().__init__(model=model, args=args, **options)
         if args.n_gpu > 1:
             raise ValueError(f"One process cannot use {args.n_gpu} devices; start one for each with accelerate launch.")
+        for plugin, enabled in (("FSDP", self.is_fsdp_enabled), ("DEEPSPEED", self.is_deepspeed_enabled)):
+            if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true" and not enabled:
+                raise ValueError(
+                    f"The configuration of accelerate asks for {plugin}, which it ignores on {args.device.type}; use "
+                    "DDP, such as examples/accelerate/ddp.yaml."
+                )
         self.label_smoother = None  # smoothing is part of the terms
         self.model_accepts_loss_kwargs = False  # else transformers would not divide by the parts of a batch
         if args.enable_jit_checkpoint:
@@ -344,7 +359,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         for number, batch in enumerate(self.get_eval_dataloader(dataset)):
             batch = self._prepare_inputs(batch)
             if number == 0:
-                figures = self.validation_figures(batch)
+                with gathered_weights(self.model):
+                    figures = self.validation_figures(batch)
             for name, term in self.compute_terms(self.model, batch, 1.0, generator).items():
                 known = totals.setdefault(name, Term(0 * term.total, 0 * term.count, term.weight))
                 known.total, known.count = known.total + term.total, known.count + term.count
@@ -400,6 +416,19 @@ class TranslationTrainer(Seq2SeqTrainer):
         tied = self.model._tied_weights_keys or {}
         remaining = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(type(load_result)(remaining, load_result.unexpected_keys))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in transformers; weights that FSDP2 has sharded are gathered, whatever its `state_dict_type` is."""
+        if not any(map(is_sharded, self.model.state_dict().values())):
+            super().save_model(output_dir, _internal_call)
+            return
+        weights, sharded = whole_weights(self.model), type(self.model)
+        if self.args.should_save:
+            self.model.__class__ = sharded.__bases__[1]  # FSDPModule is the first; with it, its files would be copied
+            try:
+                self._save(output_dir or self.args.output_dir, state_dict=weights)
+            finally:
+                self.model.__class__ = sharded
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write to a temporary folder and rename it when it is complete."""
@@ -468,11 +497,14 @@ class TranslationTrainer(Seq2SeqTrainer):
             raise ValueError(
                 f"metric_for_best_model={self.args.metric_for_best_model} is not measured; there are {known}."
             )
-        if not self.args.should_save or self.state.global_step not in self._best_steps():
+        if self.state.global_step not in self._best_steps():
+            return
+        weights = whole_weights(self.model)
+        if not self.args.should_save:
             return
         path = self._best_path(self.state.global_step)
         try:
-            save_weights(self.model, path)
+            save_weights(weights, path)
         except WRITING_ERRORS as error:
             raise OSError(self._not_written(path.name, error)) from error
         if self.args.save_strategy == "no":  # otherwise resuming may need older ones

@@ -90,3 +90,10 @@ def test_an_emoji_of_several_characters_is_not_cut():
 def test_numbers_emoji_and_addresses_are_copied():
     assert all(map(is_copied, ("", "12:45", "3,5 %", "😀", "https://example.org/a", "a.b@example.org", "...")))
     assert not any(map(is_copied, ("No. 5", "a", "See https://example.org", "ß", "日本")))
+
+
+def test_a_text_of_combining_characters_is_divided_in_halves():
+    text = "e" + "\u0301" * 5000
+    parts = split_long(text, Segment(0, len(text)), lambda part: len(part) < 100)
+    assert "".join(text[part.start : part.end] for part in parts) == text
+    assert max(part.end - part.start for part in parts) < 100

@@ -58,14 +58,13 @@ SPEECH = words(
 OPENING, CLOSING = "\"'“‘„‚«»‹›([{¿¡—–-", "\"'”’“‘»«›‹)]}"
 # A run of terminators, closing quotes or brackets, and the white space after them.
 BOUNDARY = re.compile(
-    rf"(?P<end>[.!?…]+|[。！？])(?P<close>[{re.escape(CLOSING)}]*)(?:(?P<space>\s+)|(?<=[。！？])(?=\S))"
+    rf"(?P<end>(?<![.!?…])[.!?…]++|[。！？])(?P<close>[{re.escape(CLOSING)}]*)(?:(?P<space>\s+)|(?<=[。！？])(?=\S))"
 )
 # Quotations and brackets, inside which a sentence is not split if they are not too long.
 ENCLOSED = re.compile(r'"[^"\n]{1,200}"|“[^”\n]{1,200}”|„[^“”\n]{1,200}[“”]|«[^»\n]{1,200}»|\([^()\n]{1,200}\)')
 EMOJI = "[\\u2190-\\u2bff\\U0001f000-\\U0001faff][\\u200d\\ufe0e\\ufe0f\\U0001f3fb-\\U0001f3ff]*"
-AROUND = re.compile(rf"(?P<before>(?:\s*{EMOJI})*)(?P<sentence>.*?)(?P<after>(?:{EMOJI}\s*)*)", re.DOTALL)
-LINE_BREAK = re.compile(r"\s*(?:\r\n|[\n\r\v\f\x85\u2028\u2029])\s*")
-LAST_WORD = re.compile(r"\S+$")
+LEADING_EMOJI, EMOJI_RUN = re.compile(rf"(?:\s*+{EMOJI})*+"), re.compile(rf"(?:{EMOJI}\s*+)++")
+LINE_BREAK = re.compile(r"(?<!\s)\s*(?:\r\n|[\n\r\v\f\x85\u2028\u2029])\s*")
 NEXT_WORDS = re.compile(rf"[{re.escape(OPENING)}]*(\S+)(?:\s+(\S+))?")
 ORDINAL_OR_LIST = re.compile(r"\(?\d{1,2}")
 
@@ -74,7 +73,7 @@ CUTS = tuple(map(re.compile, (r"[;:—–…]['\")\]”’]*\s+", r",['\")\]”�
 JOINED_CHARACTERS = re.compile(r"[\u0300-\u036f\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff]")
 
 # URLs and e-mail addresses.
-ADDRESS = re.compile(r"(?:https?://|www\.)\S+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
+ADDRESS = re.compile(r"(?:https?://|www\.)\S+|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,14 @@ def split_line(text: str, first: int, last: int, cased: bool) -> Iterator[Segmen
         cased: whether the text has upper-case letters; else a sentence may start in lower case.
     """
     line = text[first:last]
-    enclosed = [match.span() for match in ENCLOSED.finditer(line)]
+    enclosed = iter([match.span() for match in ENCLOSED.finditer(line)])
+    left, right = next(enclosed, (len(line), len(line)))
     start = 0
     for match in BOUNDARY.finditer(line):
-        inside = any(left < match.start() and match.end("close") < right for left, right in enclosed)
-        if not inside and ends_sentence(line[start : match.start()], match, line[match.end() :], cased):
+        while right <= match.end("close") and right < len(line):
+            left, right = next(enclosed, (len(line), len(line)))
+        inside = left < match.start() and match.end("close") < right
+        if not inside and ends_sentence(line[start : match.start()], match, line, cased):
             yield from without_emoji(text, first + start, first + match.end("close"))
             start = match.end()
     yield from without_emoji(text, first + start, last)
@@ -120,10 +122,12 @@ def split_line(text: str, first: int, last: int, cased: bool) -> Iterator[Segmen
 
 def without_emoji(text: str, start: int, end: int) -> Iterator[Segment]:
     """A sentence, and the emoji before and after it as segments of their own, which need no translation."""
-    match = AROUND.fullmatch(text, start, end)
-    assert match is not None  # it matches any text
-    for group in ("before", "sentence", "after"):
-        yield from stripped(text, *match.span(group))
+    leading = LEADING_EMOJI.match(text, start, end)
+    assert leading is not None  # it matches the empty text
+    runs = [run.span() for run in EMOJI_RUN.finditer(text, leading.end(), end)]
+    after = runs[-1][0] if runs and runs[-1][1] == end else end
+    for first, last in ((start, leading.end()), (leading.end(), after), (after, end)):
+        yield from stripped(text, first, last)
 
 
 def stripped(text: str, start: int, end: int) -> Iterator[Segment]:
@@ -133,9 +137,11 @@ def stripped(text: str, start: int, end: int) -> Iterator[Segment]:
         yield Segment(start + len(part) - len(part.lstrip()), end - len(part) + len(part.rstrip()))
 
 
-def ends_sentence(before: str, match: re.Match, after: str, cased: bool) -> bool:
-    """Whether a terminator between the two texts ends a sentence."""
-    following = NEXT_WORDS.match(after)
+def ends_sentence(before: str, match: re.Match, line: str, cased: bool) -> bool:
+    """Whether a terminator in a line ends the sentence that begins with the text before it."""
+    if match["end"] in "。！？" and not match["close"]:
+        return True
+    following = NEXT_WORDS.match(line, match.end())
     if following is None:
         return True
     word, second = following[1].strip(",.;:!?…" + CLOSING), (following[2] or "").strip(",.;:!?…" + CLOSING)
@@ -148,8 +154,8 @@ def ends_sentence(before: str, match: re.Match, after: str, cased: bool) -> bool
         return True
     if word[:1].islower() and cased:
         return False
-    last_word = LAST_WORD.search(before)
-    last = "" if last_word is None else last_word[0].lstrip(OPENING)
+    ends_with_word = before and not before[-1].isspace()
+    last = before.rsplit(maxsplit=1)[-1].lstrip(OPENING) if ends_with_word else ""
     plain = last.casefold()
     if plain in BEFORE_NUMBERS and word[:1].isdigit():
         return False
@@ -188,10 +194,10 @@ def best_cut(part: str) -> int:
         nearest = min(places, key=lambda place: abs(place - middle), default=0)
         if abs(nearest - middle) <= 0.3 * len(part):
             return nearest
-    cut = max(1, round(middle))
-    while cut < len(part) - 1 and (JOINED_CHARACTERS.match(part[cut]) or part[cut - 1] == "\u200d"):
-        cut += 1  # not within an emoji or before an accent
-    return cut
+    half = max(1, round(middle))
+    latest = round(0.8 * len(part))
+    cuts = (cut for cut in range(half, latest) if not JOINED_CHARACTERS.match(part[cut]) and part[cut - 1] != "\u200d")
+    return next(cuts, half)  # not within an emoji or before an accent, unless there is nothing else
 
 
 def is_copied(segment: str) -> bool:
