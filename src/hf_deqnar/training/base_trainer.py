@@ -674,7 +674,7 @@ def tokenize_raw_texts(
     longest = longest_source(config) or args.max_tokens
     if not for_training:
         return tokenize_for_validation(pairs, tokenizer, max_length=longest)
-    with args.main_process_first(desc="tokenizing"):
+    with args.main_process_first(local=False, desc="tokenizing"):
         tokenized = tokenize_pairs(
             pairs, tokenizer, max_length=min(longest, args.max_tokens // args.world_size), canvas=canvas_limit(config)
         )

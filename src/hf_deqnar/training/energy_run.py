@@ -210,7 +210,7 @@ def set_up(
     if longest is not None and data.max_length > longest:
         raise ValueError(f"max_length={data.max_length}, but the teacher supports {longest} tokens; lower it.")
     pairs = read_corpus(data)
-    with arguments.main_process_first(desc="tokenizing"):
+    with arguments.main_process_first(local=False, desc="tokenizing"):
         train = tokenize(pairs, tokenizer, model.config, data)
     return Setting(model, teacher_model, tokenizer, train, validation_set(data, tokenizer), names)
 

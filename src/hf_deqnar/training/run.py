@@ -118,7 +118,7 @@ def run_training(
             f"--validation_data {data.validation_data} is unused; set --eval_strategy steps or epoch, or leave it out."
         )
     with locked_output(arguments):
-        with arguments.main_process_first(desc="tokenizing"):
+        with arguments.main_process_first(local=False, desc="tokenizing"):
             tokenizer = find_tokenizer(data.tokenizer or start, data, pairs, Path(arguments.output_dir))
             if start is not None:
                 check_belongs(tokenizer, start, data)
@@ -184,7 +184,7 @@ def start_or_resume(
     """The checkpoint to resume from, if its settings are identical; None for a new run, whose settings are written."""
     output = Path(arguments.output_dir)
     checkpoint = last_intact_checkpoint(output)
-    with arguments.main_process_first(desc="settings"):
+    with arguments.main_process_first(local=False, desc="settings"):
         if checkpoint is not None or (output / "config.json").is_file():
             run = check_same_run(output, settings)
             if run["processes"] != arguments.world_size:
