@@ -9,6 +9,7 @@ os.environ.setdefault(
 
 import pytest
 import torch
+from transformers.utils import logging
 
 from hf_deqnar import DeqNarConfig, DeqNarForConditionalGeneration
 from hf_deqnar.data.parallel_text import read_parallel
@@ -26,6 +27,15 @@ PAD, FIRST_WORD, VOCABULARY = 1, 6, 50
 def _seed():
     torch.manual_seed(0)
     torch.set_num_threads(1)  # two pytest workers share two cores
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """The command line silences transformers for its process, which here is that of other tests too."""
+    level = logging.get_verbosity()
+    yield
+    logging.set_verbosity(level)
+    logging.enable_progress_bar()
 
 
 def small_config(**overrides) -> DeqNarConfig:

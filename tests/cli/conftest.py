@@ -10,20 +10,10 @@ import termios
 import threading
 
 import pytest
-from transformers.utils import logging
 
 from hf_deqnar.cli.main import main
 
 from ..conftest import SENTENCES
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    """The command line silences transformers for its process, which here is that of other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
-    logging.enable_progress_bar()
 
 
 @pytest.fixture

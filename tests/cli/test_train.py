@@ -35,7 +35,6 @@ def test_a_trained_model_translates_and_a_finished_run_is_not_repeated(run_proce
     done = run_process("train", settings, "--output_dir", output, "--report_to", "trackio", "--project", "test")
     assert done.returncode == 0, done.stderr
     assert "24 of 25 pairs are used (dropped: 1 empty); 400 tokens, " in done.stderr
-    assert "glibc keeps freed memory" in done.stderr or "left as it is" in done.stderr
     assert "'nfe'" in done.stdout + done.stderr
     assert any(b"nfe" in file.read_bytes() for file in (tmp_path / "trackio").rglob("*") if file.is_file())
     again = run_process("train", settings, "--output_dir", output, "--report_to", "none")

@@ -23,7 +23,7 @@ def test_systems_are_compared_with_the_first(loaded, tokenizer, monkeypatch):
     assert figures["torch"]["same_tokens"] == figures["torch"]["same_sentences"] == 1.0
     assert figures["fp32"] == {**figures["torch"], "same_tokens_sentence_graph": 1.0}
     monkeypatch.setattr(
-        onnx_model, "sentence", lambda *_: [torch.full((1, 4), 7), torch.tensor(0.1), torch.tensor(0.5)]
+        onnx_model, "sentence", lambda *_: [torch.full((1, 4), 7), torch.tensor([0.1]), torch.tensor([0.5])]
     )
     assert (
         compare_systems({"torch": model, "fp32": onnx_model}, tokenizer, pairs, 4)["fp32"]["same_tokens_sentence_graph"]

@@ -117,8 +117,8 @@ def test_translation_does_not_depend_on_batch(loaded, batch, kind, precision):
         for place, (text, nfe, residual) in enumerate(translate(order, extra=3, **options)):
             assert (text, nfe) == single[order[place]][:2]
             if residual is not None:
-                # int8 is bitwise equal; otherwise rounding would eventually differ
-                assert residual == pytest.approx(single[order[place]][2], rel=0.0 if precision == "int8" else 1e-2)
+                # groups of one length have batches of other sizes, in which sums in fp32 are rounded differently
+                assert residual == pytest.approx(single[order[place]][2], rel=1e-6 if precision == "int8" else 1e-2)
 
 
 def test_converged_rows_are_not_evaluated(loaded, batch, monkeypatch):

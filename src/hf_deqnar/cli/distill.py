@@ -99,8 +99,12 @@ class DistillationArguments:
             raise ValueError(f"source and target are both '{self.source}'; they are the names of two columns.")
         for entry in fields(self):
             name, given = entry.name, getattr(self, entry.name)
-            usual = name in ("source", "target", "tune_gamma", "references") or given in (None, False, [])
-            if self.tune_gamma is not None and not (usual or given == entry.default):
+            usual = (
+                name in ("source", "target", "tune_gamma", "references")
+                or given is None
+                or given in (entry.default, [])
+            )
+            if self.tune_gamma is not None and not usual:
                 raise ValueError(f"{name} has no effect with tune_gamma, which translates nothing.")
         if self.references is not None and self.tune_gamma is None:
             raise ValueError("references has no effect without tune_gamma.")

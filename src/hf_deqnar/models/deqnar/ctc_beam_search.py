@@ -286,6 +286,7 @@ def prefix_beams_in_numpy(
         of_parent = numpy.where(grown, shorter, of_parent[row, parent])
         hashes = numpy.where(grown, extend_hash(shorter, token), shorter)
         hashes = numpy.where(found > 0, hashes, unused)
+        of_parent = numpy.where(found > 0, of_parent, unused - beam_size)
         last = numpy.where(grown, token, last[row, parent])
         if contexts is not None:
             contexts = contexts[row, parent]
