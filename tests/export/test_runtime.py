@@ -118,7 +118,7 @@ def test_translation_does_not_depend_on_batch(loaded, batch, kind, precision):
             assert (text, nfe) == single[order[place]][:2]
             if residual is not None:
                 # groups of one length have batches of other sizes, in which sums in fp32 are rounded differently
-                assert residual == pytest.approx(single[order[place]][2], rel=1e-6 if precision == "int8" else 1e-2)
+                assert residual == pytest.approx(single[order[place]][2], rel=1e-5 if precision == "int8" else 1e-2)
 
 
 def test_converged_rows_are_not_evaluated(loaded, batch, monkeypatch):
