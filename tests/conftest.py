@@ -30,11 +30,9 @@ def _seed():
 
 
 @pytest.fixture(autouse=True)
-def _quiet():
+def _default_logging():
     """The command line silences transformers for its process, which here is that of other tests too."""
-    level = logging.get_verbosity()
-    yield
-    logging.set_verbosity(level)
+    logging.set_verbosity_warning()
     logging.enable_progress_bar()
 
 

@@ -9,7 +9,6 @@ import torch
 from hf_deqnar import DeqNarForConditionalGeneration
 from hf_deqnar.benchmarks.systems import model_translate
 
-from ..cli.conftest import _quiet  # noqa: F401  (these tests run the command line as well)
 from ..conftest import SENTENCES, small_model
 from ..teachers import small_teacher
 

@@ -8,7 +8,6 @@ import pytest
 from fuzz import TARGETS, Target, Wrong, main, require_finite, run
 
 
-@pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("name", TARGETS)
 def test_unusual_inputs_are_accepted_or_refused_in_one_line(name):
     count = 100 if name == "configurations" else 250
@@ -56,7 +55,6 @@ def test_failures_are_what_they_should_be():
         require_finite("x", float("inf"))
 
 
-@pytest.mark.usefixtures("_quiet")
 def test_inputs_depend_on_target_seed_and_number_only(capsys):
     for target in TARGETS.values():
         assert repr(target.draw(random.Random("a"))) == repr(target.draw(random.Random("a")))
