@@ -375,7 +375,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--megabytes", type=float, default=500.0, help="by which the process may grow with a target")
     parser.add_argument("--model", help="translate with this model in the target pipeline, not with a small one")
     options = parser.parse_args(arguments)
-    quiet()
+    with quiet():
+        return tabulate(options)
+
+
+def tabulate(options: argparse.Namespace) -> int:
+    """Run the targets and print the table; the exit status is 1 if anything failed."""
     failed = False
     print("| target | inputs | readable errors | failures | slowest (s) | growth (MB) |")
     print("|---|---|---|---|---|---|", flush=True)
@@ -397,11 +402,18 @@ def main(arguments: list[str] | None = None) -> int:
     return int(failed)
 
 
-def quiet() -> None:
+@contextmanager
+def quiet() -> Iterator[None]:
     """Warnings about texts are expected here."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-    transformers_logging.set_verbosity_error()
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        transformers_logging.set_verbosity_error()
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_a_run_killed_repeatedly_ends_with_the_same_bytes(teacher, uninterrupted
     output, log, generator = tmp_path / "out.jsonl.gz", tmp_path / "log", random.Random(0)
     kills = 0
     for _ in range(60):
-        process = start(teacher, output, log, 0.03)
+        process = start(teacher, output, log, 0.1)
         process.join(generator.uniform(0.02, 0.25))
         if process.exitcode is None:
             os.kill(process.pid, signal.SIGKILL)

@@ -106,7 +106,17 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     program = f"hf-deqnar {arguments[0]}" if arguments and arguments[0] in VERBS else "hf-deqnar"
     with unwinding_on_termination():
-        return exit_status(program, lambda: run_verb(program, arguments))
+        status = exit_status(program, lambda: run_verb(program, arguments))
+    if status == 0:
+        leave_process_group()
+    return status
+
+
+def leave_process_group() -> None:
+    """End the communication with other processes of a training run; its threads could abort an exiting process."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @contextlib.contextmanager
