@@ -91,7 +91,7 @@ def test_ddp_takes_the_steps_of_one_process(tmp_path, alone, processes):
     assert distance(tmp_path / "run", alone) < ROUNDING
 
 
-@pytest.mark.slow
+@pytest.mark.distributed
 def test_fsdp2_takes_the_steps_of_one_process_and_saves_whole_weights(tmp_path, alone):
     """Sharded on CPUs, where accelerate would use DDP."""
     script = "tests/training/train_sharded_on_cpu.py"
