@@ -215,7 +215,7 @@ def test_a_lock_that_is_seen_unchanged_for_long_enough_expires_whatever_the_cloc
 
 
 def test_the_lock_of_a_dead_process_in_a_read_only_folder_is_an_error(lock, owner, monkeypatch):
-    """Nobody could take it over; the command said before that another run was writing there."""
+    """The lock could not be taken over; the command said before that another run was writing there."""
     owner.kill()
     owner.wait()
     monkeypatch.setattr(os, "access", lambda path, mode: path != lock.parent)

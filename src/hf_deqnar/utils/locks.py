@@ -44,7 +44,7 @@ def try_lock(path: Path) -> Iterator[bool]:
     try:
         lease.acquire(blocking=False)
     except Timeout:
-        if not os.access(path.parent, os.W_OK):  # then nobody can take over the lock of a dead process
+        if not os.access(path.parent, os.W_OK):  # then the lock of a dead process cannot be taken over
             raise write_error(path, OSError(errno.EROFS, "the folder is read-only")) from None
         acquired = False
     except OSError as error:
@@ -100,7 +100,7 @@ def _remove_expired(path: Path) -> None:
 
 
 def _was_unchanged(path: Path, identity: tuple[int, int]) -> bool:
-    """Whether this process has seen the same file for `LEASE_DURATION` seconds, on a clock that nobody sets."""
+    """Whether this process has seen the same file for `LEASE_DURATION` seconds, on a monotonic clock."""
     known, since = _seen.get(path, (None, 0.0))
     if known != identity:
         _seen[path] = identity, time.monotonic()

@@ -69,7 +69,7 @@ class Store:
             return None
 
     def write(self, content: bytes, name: str = "") -> None:
-        """Write an object; nobody sees a part of it."""
+        """Write an object; a reader sees all of it or nothing."""
         path = self.path(name)
         if self.system.protocol == "file" or "file" in self.system.protocol:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
